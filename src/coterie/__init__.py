@@ -1,0 +1,1 @@
+"""Coterie trains teams of language-model agents with on-policy reinforcement learning."""

@@ -1,0 +1,1 @@
+"""Loading models, rendering prompts to ids, and the tiny model."""
