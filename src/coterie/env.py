@@ -55,8 +55,8 @@ class Team(Protocol):
         """Ask a role (``"drafter"``, or seat ``"drafter[2]"``) and return the turn the episode goes on from.
 
         ``score(text)`` must be a pure function of the state and the text; it is called for every candidate before one
-        is chosen. ``round`` is the pass over the roles this act belongs to; left out, it is the number of earlier acts of
-        the same role and seat. ``expert`` gives the scripted answer that demonstrations are made of.
+        is chosen. ``round`` is the pass over the roles this act belongs to; left out, it is the number of earlier acts
+        of the same role and seat. ``expert`` gives the scripted answer that demonstrations are made of.
         """
         ...
 
@@ -87,7 +87,7 @@ class Env(ABC):
 
     @abstractmethod
     async def play(self, task: Task, team: Team) -> Outcome:
-        """Play one task to its end: a deterministic function of the task, ``team.rng`` and the texts ``act`` returns."""
+        """Play one task to its end; depends on the task, ``team.rng`` and the texts ``act`` returns, nothing else."""
 
     def num_tasks(self, split: str) -> int | None:  # noqa: ARG002
         """Return how many tasks a split has, or ``None`` where they are made without end."""
