@@ -170,7 +170,8 @@ class Outcome:
 
     ``team`` is the reward of the whole episode for everybody, ``local`` what single roles get on top. Chain
     sampling with ``return = "final"`` trains on them. ``truncated`` is true where a limit (rounds, context) ended
-    the play. ``metrics`` are further numbers to be averaged over episodes, ``labels`` classes to report success by (``size``...).
+    the play. ``metrics`` are further numbers to be averaged over episodes, ``labels`` are classes
+    to report success by (``size``...).
     """
 
     success: bool
