@@ -17,7 +17,7 @@ MOVES: dict[str, Cell] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 
 
 def step(cell: Cell, move: str) -> Cell:
-    """Return the neighbour of ``cell`` in the direction of ``move`` (one letter of ``MOVES``); it may be off the grid."""
+    """Return the neighbour of ``cell`` in the direction of ``move``, a letter of ``MOVES``; it may be off the grid."""
     rows, columns = MOVES[move]
     return cell[0] + rows, cell[1] + columns
 
