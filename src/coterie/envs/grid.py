@@ -22,6 +22,11 @@ def step(cell: Cell, move: str) -> Cell:
     return cell[0] + rows, cell[1] + columns
 
 
+def straight_distance(a: Cell, b: Cell) -> int:
+    """Return the fewest moves between two cells if there were no walls (Manhattan distance)."""
+    return abs(a[0] - b[0]) + abs(a[1] - b[1])
+
+
 def cells_of(grid: Sequence[str], chars: str) -> frozenset[Cell]:
     """Return the cells that hold one of ``chars``."""
     return frozenset((r, c) for r, row in enumerate(grid) for c, char in enumerate(row) if char in chars)

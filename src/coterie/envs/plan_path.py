@@ -1,0 +1,243 @@
+"""Plan-Path: walk from a start to a goal on a grid with walls. A tool drafts moves, a planner decides which are made.
+
+Every round the tool's draft is simulated (nothing moves), the planner sees draft and result, and the planner's answer
+is executed. Solved means standing on the goal. Arithmetic of the reward::
+
+    phi = max(0, 1 - d / d0)            d: true distance to the goal (breadth-first), d0: that of the start
+    team = phi(after) - phi(before)     + solve_bonus when the moves reach the goal
+    local = format_reward               if the answer is well-formed, else 0
+
+so every closed walk sums to exactly 0. The rules follow the Plan-Path task of arXiv 2510.11062, with the current
+position in the prompt and true distances.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
+from coterie.envs.grid import Grid, canonical, cells_of, distances, straight_distance
+from coterie.envs.maze import Attempt, Board, execute, mistaken_moves, planned_moves
+from coterie.envs.splits import make_instance
+from coterie.errors import ConfigError
+from coterie.keyed import stable_hash
+from coterie.types import Outcome, Reward, Scored, Task, system, user
+
+_BUCKET = 4
+
+
+class PlanPathOptions(EnvOptions):
+    """Options of Plan-Path."""
+
+    size: int = Field(default=10, ge=3, le=30)
+    """Rows and columns of the grid."""
+    walls: float = Field(default=0.22, ge=0.0, le=0.6)
+    """Probability that a cell is a wall."""
+    max_rounds: int = Field(default=4, ge=1, le=100)
+    """Rounds after which an unsolved episode is truncated."""
+    max_moves: int = Field(default=4, ge=1, le=200)
+    """Most moves in one answer; a longer answer is not well-formed."""
+    reward: Literal["dense", "outcome"] = "dense"
+    """``dense``: differences of the potential; ``outcome``: 1 where the moves reach the goal, else 0."""
+    style: Literal["plain", "compact"] = "plain"
+    """``plain``: English for language models; ``compact``: fixed-length characters for tiny ones."""
+    solve_bonus: float = Field(default=1.0, ge=0.0)
+    """Added once to the dense team reward by the answer that reaches the goal."""
+    format_reward: float = Field(default=0.1, ge=0.0)
+    """Local reward of a well-formed answer."""
+    train_detours: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Share of training tasks whose shortest path is longer than the straight one; ``None``: as they fall."""
+    compact_end_map: bool = False
+    """Compact planner prompts also hold the map as seen from the end of the draft."""
+
+    @model_validator(mode="after")
+    def _detours_need_walls(self) -> PlanPathOptions:
+        if self.train_detours and not self.walls:
+            raise ValueError(f"train_detours = {self.train_detours} with walls = 0: without walls no path has a detour")
+        return self
+
+
+class PlanPath(Env):
+    """The Plan-Path environment; see the module's first lines for the rules."""
+
+    roles: ClassVar[tuple[str, ...]] = ("tool", "planner")
+    scored_roles: ClassVar[tuple[str, ...]] = ("tool", "planner")
+    Options: ClassVar[type[EnvOptions]] = PlanPathOptions
+    options: PlanPathOptions
+
+    def __init__(self, options: EnvOptions | None = None) -> None:
+        """Make a fresh instance; ``ConfigError`` if the planner does not play, for nothing would ever move."""
+        super().__init__(options)
+        if "planner" not in self.active_roles:
+            raise ConfigError(f"env.roles = {list(self.active_roles)}: 'planner' must play, alone or with 'tool'")
+
+    def tasks(self, split: str, start: int, count: int) -> list[Task]:
+        """Return tasks of a split; their number has no end. No two splits share a map, turned or mirrored."""
+        return [self._task(split, index) for index in range(start, start + count)]
+
+    async def play(self, task: Task, team: Team) -> Outcome:
+        """Play one task: per round a draft by the tool (if it plays) and an answer by the planner."""
+        start = board = Board.of(task)
+        history: list[Attempt] = []
+        for round in range(self.options.max_rounds):
+            draft: Attempt | None = None
+            if "tool" in self.active_roles:
+                prompt = self._prompt("tool", board, None, history)
+                drafted = await team.act(
+                    "tool", prompt, score=self._score(board), round=round, expert=self._expert(board, None)
+                )
+                draft = drafted.result
+            prompt = self._prompt("planner", board, draft, history)
+            planned = await team.act(
+                "planner", prompt, score=self._score(board), round=round, expert=self._expert(board, draft)
+            )
+            history.append(planned.result)
+            board = planned.result.board
+            if board.solved:
+                break
+        return self._outcome(start, history)
+
+    # ---- tasks ----
+
+    def _task(self, split: str, index: int) -> Task:
+        name = f"plan_path/size={self.options.size}/walls={self.options.walls}"
+        detour: bool | None = None
+        share = self.options.train_detours
+        if share is not None and split == "train":
+            name += f"/detours={share}"
+            detour = stable_hash(name, "detour", index) < share * 2**64
+        seed, grid = make_instance(name, split, index, lambda rng: self._draw(rng, detour), canonical)
+        return Task(id=f"plan_path:{split}:{index}", split=split, seed=seed, data={"grid": grid})
+
+    def _draw(self, rng: random.Random, detour: bool | None) -> Grid | None:
+        """Return one random map, or ``None`` if its goal cannot be reached or its path is not of the wanted kind."""
+        size = range(self.options.size)
+        grid = [["#" if rng.random() < self.options.walls else "." for _ in size] for _ in size]
+        free = sorted(cells_of(["".join(row) for row in grid], "."))
+        if len(free) < 2:
+            return None
+        start, goal = rng.sample(free, 2)
+        found = distances(frozenset(free), goal).get(start)
+        if found is None or (detour is not None and detour != (found > straight_distance(start, goal))):
+            return None
+        grid[start[0]][start[1]], grid[goal[0]][goal[1]] = "S", "G"
+        return tuple("".join(row) for row in grid)
+
+    # ---- answers ----
+
+    def _parse(self, text: str) -> str:
+        """Return the moves of an answer, "" if it is not well-formed.
+
+        compact: the whole text is 1 to ``max_moves`` letters of UDLR. plain: so is the rest of the last line that
+        starts with ``Answer:``, where spaces and commas may separate the letters.
+        """
+        moves = text
+        if self.options.style == "plain":
+            found = re.findall(r"^[ \t]*Answer:(.*)$", text, flags=re.MULTILINE)
+            moves = re.sub(r"[\s,]", "", found[-1]) if found else ""
+        return moves if re.fullmatch(f"[UDLR]{{1,{self.options.max_moves}}}", moves) else ""
+
+    def _write(self, moves: str) -> str:
+        return moves if self.options.style == "compact" else f"Answer: {' '.join(moves)}"
+
+    def _score(self, board: Board) -> Score[Attempt]:
+        """Return the scorer of a role: the moves' worth if they were made, whether they are a draft or the answer."""
+
+        def score(text: str) -> Scored[Attempt]:
+            attempt = execute(board, self._parse(text))
+            solves = attempt.mark == "*"
+            if self.options.reward == "outcome":
+                team = float(solves)
+            else:
+                team = attempt.board.phi - board.phi + (self.options.solve_bonus if solves else 0.0)
+            return Scored(Reward(team, self.options.format_reward if attempt.moves else 0.0), attempt)
+
+        return score
+
+    def _expert(self, board: Board, draft: Attempt | None) -> Expert:
+        def expert(rng: random.Random, noise: float) -> str:
+            script = mistaken_moves if rng.random() < noise else planned_moves
+            return self._write(script(board, draft, rng, self.options.max_moves))
+
+        return expert
+
+    def _outcome(self, start: Board, history: Sequence[Attempt]) -> Outcome:
+        end = history[-1].board
+        bonus = self.options.solve_bonus if end.solved else 0.0
+        bucket = (start.shortest - 1) // _BUCKET * _BUCKET
+        return Outcome(
+            success=end.solved,
+            team=float(end.solved) if self.options.reward == "outcome" else end.phi - start.phi + bonus,
+            truncated=not end.solved,
+            metrics={
+                "rounds": len(history),
+                "moves": sum(attempt.made for attempt in history),
+                "shortest": start.shortest,
+            },
+            labels={
+                "path": "detour" if start.detour else "direct",
+                "length": f"{bucket + 1:02d}-{bucket + _BUCKET:02d}",
+            },
+        )
+
+    # ---- prompts ----
+
+    def _prompt(self, role: str, board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> Prompt:
+        if self.options.style == "compact":
+            return self._compact(board, draft, history)
+        rules = _RULES.format(
+            size=self.options.size,
+            max_moves=self.options.max_moves,
+            max_rounds=self.options.max_rounds,
+            who=_WHO[role if "tool" in self.active_roles else "alone"],
+            example=" ".join("RRDRDD"[: self.options.max_moves]),
+        )
+        return [system(rules), user(_situation(board, draft, history))]
+
+    def _compact(self, board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> str:
+        """Return the prompt of one fixed length per role.
+
+        First asked in a round: map, last answer, its mark. Asked with a draft: map, draft, its mark, how many of its
+        moves are legal, and (option) the map from where it ends.
+        """
+        width = self.options.max_moves
+        if draft is None:
+            return board.rolled() + (history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1))
+        legal = str(draft.made).rjust(len(str(width)), "0")
+        end_map = draft.board.rolled() if self.options.compact_end_map else ""
+        return board.rolled() + draft.padded(width) + draft.mark + legal + end_map
+
+
+_WHO = {
+    "tool": "You are the tool of a team of two: you draft the moves, the planner sees it simulated and decides.",
+    "planner": "You are the planner of a team of two: the tool drafts moves for you, your own answer is executed.",
+    "alone": "You are the planner: your answer is executed.",
+}
+_RULES = """\
+{who}
+The task is to walk to the goal on a grid of {size} rows and {size} columns.
+On the map A is where you stand, G is the goal, # is a wall and . is free. Row 0 is at the top, column 0 at the left.
+Moves: U (row - 1), D (row + 1), L (column - 1), R (column + 1). Walls and the edge of the grid cannot be crossed: the
+first move that tries is not made and ends the answer. An answer has 1 to {max_moves} moves, and there are at most
+{max_rounds} rounds, so if the goal is farther away, come as near as you can along a way that leads there.
+Think briefly if you need to, then end with one line in exactly this form:
+Answer: {example}"""
+
+
+def _situation(board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> str:
+    """Return the part of the plain prompt that changes: map, positions, what was tried, and the draft."""
+    lines = [
+        f"Round {len(history) + 1}. The map:",
+        board.draw(),
+        f"You are at row {board.agent[0]}, column {board.agent[1]}. The goal is at row {board.goal[0]}, column {board.goal[1]}.",
+    ]
+    if history:
+        lines.append(f"Executed last round: {history[-1].sentence()}")
+    if draft is not None:
+        lines.append(f"The tool's draft, simulated from here: {draft.sentence()}")
+    return "\n".join(lines)
