@@ -1,0 +1,238 @@
+"""Generation in process with any Hugging Face causal LM: each prompt is computed once for its K candidates.
+
+Shapes: B prompts of one batch, K candidates, P prompt tokens (left-padded), V vocabulary, S keys seen so far.
+
+A decode step gives the model one row per prompt with K query tokens, one per candidate, all at the same position. The
+cache of the row then holds the prompt once and the K new tokens of every step; a mask lets candidate k see the prompt
+and its own tokens only. So keys and values of the prompt are never copied, and attention to them is one matrix product.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from coterie.engines import Completion, Request
+from coterie.errors import EngineError
+from coterie.keyed import stable_hash, uniforms
+from coterie.models.policy import Policy
+from coterie.types import StopReason
+
+_MAX_BATCH_TOKENS = 65536
+"""Prompt plus possible completion tokens of one batch; more is split, so that the cache stays within memory."""
+
+
+def candidate_key(request: Request, candidate: int) -> int:
+    """Return the random key of one candidate; with the token position it gives the uniform of every token."""
+    episode = request.episode
+    return stable_hash(
+        episode.seed, "token", episode.purpose, episode.step, episode.task_id, episode.index, request.act, candidate
+    )
+
+
+def sample_tokens(
+    logits_NV: torch.Tensor, temperatures_N: torch.Tensor, uniforms_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (ids, log-probs), both (N,): inverse-CDF draws from softmax(logits / temperature); 0 means greedy.
+
+    The log-prob is that of the sampled distribution in float32. The CDF is summed in float64: float32 sums leave
+    thousands of bins of a large vocabulary with zero width. The last bin with mass takes what rounding leaves over.
+    """
+    greedy_N = temperatures_N == 0.0
+    scale_N1 = torch.where(greedy_N, 1.0, temperatures_N)[:, None]
+    logprobs_NV = torch.log_softmax(logits_NV.float() / scale_N1, dim=-1)
+    probs_NV = logprobs_NV.double().exp()
+    cdf_NV = probs_NV.cumsum(dim=-1)
+    targets_N1 = (uniforms_N * cdf_NV[:, -1])[:, None]
+    ids_N = torch.searchsorted(cdf_NV, targets_N1, right=True).squeeze(1)
+    positions_V = torch.arange(probs_NV.shape[1], device=probs_NV.device)
+    last_N = torch.where(probs_NV > 0.0, positions_V, 0).amax(dim=1)
+    ids_N = torch.where(greedy_N, logits_NV.argmax(dim=-1), torch.minimum(ids_N, last_N))
+    picked_N = logprobs_NV.gather(1, ids_N[:, None]).squeeze(1)
+    return ids_N, torch.where(greedy_N, 0.0, picked_N).clamp(max=0.0)
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """One candidate while it grows."""
+
+    request: Request
+    key: int
+    ids: list[int]
+    logprobs: list[float]
+    stop: StopReason | None = None
+    text: str | None = None
+
+
+class TorchEngine:
+    """Samples from the policies' own tensors; deterministic for equal batches on one machine and thread count."""
+
+    def __init__(self, policies: Mapping[str, Policy]) -> None:
+        """Serve these policies by name."""
+        self._policies = dict(policies)
+
+    def version(self, policy: str) -> int:
+        """Return the version of the weights it would generate with now."""
+        return self._policies[policy].version
+
+    def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
+        """Return one completion per candidate for each request, in order; ``EngineError`` for another version."""
+        by_policy: dict[str, list[int]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            policy = self._policies.get(request.policy)
+            if policy is None:
+                raise EngineError(f"no policy {request.policy!r}; this engine has {sorted(self._policies)}")
+            if policy.version != request.version:
+                raise EngineError(
+                    f"act {request.act} of {request.episode.text()} asks policy {request.policy!r} at version "
+                    f"{request.version}; the engine has version {policy.version}"
+                )
+            by_policy[request.policy].append(index)
+        results: dict[int, tuple[Completion, ...]] = {}
+        for name, indices in by_policy.items():
+            for chunk in _chunks(indices, requests):
+                batch = _Batch(self._policies[name], [requests[index] for index in chunk])
+                results.update(zip(chunk, batch.run(), strict=True))
+        return [results[index] for index in range(len(requests))]
+
+
+def _chunks(indices: Sequence[int], requests: Sequence[Request]) -> list[list[int]]:
+    """Return the indices in order of prompt length, cut so that padded prompts and completions fit the limit."""
+    ordered = sorted(indices, key=lambda index: len(requests[index].prompt_ids))
+    chunks: list[list[int]] = [[]]
+    for index in ordered:
+        request = requests[index]
+        room = len(request.prompt_ids) + len(request.candidates) * request.sampling.max_tokens
+        if chunks[-1] and room * (len(chunks[-1]) + 1) > _MAX_BATCH_TOKENS:
+            chunks.append([])
+        chunks[-1].append(index)
+    return chunks
+
+
+class _Batch:
+    """Acts of one policy, generated together."""
+
+    def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
+        self.policy = policy
+        self.model = policy.model
+        self.device = policy.model.device
+        self.requests = list(requests)
+        self.K = max(len(request.candidates) for request in requests)
+        # A row with fewer candidates than K is filled with copies of its first; they are dropped in the end.
+        self.grid = [
+            [_Candidate(request, candidate_key(request, number), [], []) for number in _filled(request, self.K)]
+            for request in requests
+        ]
+        self.rows = list(range(len(requests)))
+
+    @torch.inference_mode()
+    def run(self) -> list[tuple[Completion, ...]]:
+        """Return the completions of every request."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            self._generate()
+        finally:
+            self.model.train(training)
+        return [
+            tuple(self._completion(candidate) for candidate in row[: len(request.candidates)])
+            for request, row in zip(self.requests, self.grid, strict=True)
+        ]
+
+    def _generate(self) -> None:
+        """Prefill the prompts, then decode until every candidate has ended."""
+        lengths_B = torch.tensor([len(request.prompt_ids) for request in self.requests], device=self.device)
+        cache = DynamicCache()
+        logits_BKV = self._prefill(lengths_B, cache)
+        width = int(lengths_B.max())
+        # (B, 1, K, S): what the candidates of a row may see. First the prompt without its left padding.
+        seen_BP = torch.arange(width, device=self.device)[None, :] >= width - lengths_B[:, None]
+        mask_BKS = seen_BP[:, None, None, :].expand(-1, 1, self.K, -1)
+        own_KK = torch.eye(self.K, dtype=torch.bool, device=self.device)[None, None]
+        position = 0
+        while True:
+            tokens_BK = self._sample(logits_BKV, position)
+            alive = [i for i, row in enumerate(self.rows) if any(c.stop is None for c in self.grid[row])]
+            if not alive:
+                return
+            if len(alive) <= len(self.rows) // 2:
+                keep_B = torch.tensor(alive, device=self.device)
+                cache.batch_select_indices(keep_B)
+                lengths_B, mask_BKS, tokens_BK = lengths_B[keep_B], mask_BKS[keep_B], tokens_BK[keep_B]
+                self.rows = [self.rows[i] for i in alive]
+            mask_BKS = torch.cat([mask_BKS, own_KK.expand(len(self.rows), 1, -1, -1)], dim=-1)
+            logits_BKV = self.model(
+                input_ids=tokens_BK,
+                attention_mask=mask_BKS,
+                position_ids=(lengths_B + position)[:, None].expand(-1, self.K),
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+            position += 1
+
+    def _prefill(self, lengths_B: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+        """Run the prompts once; return the logits after them, (B, K, V), the same for all candidates."""
+        width = int(lengths_B.max())
+        ids_BP = torch.zeros(len(self.requests), width, dtype=torch.long)
+        for row, request in enumerate(self.requests):
+            ids_BP[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
+        places_BP = torch.arange(width, device=self.device)[None, :] - (width - lengths_B)[:, None]
+        causal_PP = torch.ones(width, width, dtype=torch.bool, device=self.device).tril()
+        # A padding query sees itself, or its softmax would be over nothing: NaN, which spreads even when masked.
+        itself_PP = torch.eye(width, dtype=torch.bool, device=self.device)
+        mask_BPP = (causal_PP & (places_BP >= 0)[:, None, :]) | itself_PP
+        logits_B1V = self.model(
+            input_ids=ids_BP.to(self.device),
+            attention_mask=mask_BPP[:, None],
+            position_ids=places_BP.clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        expanded: torch.Tensor = logits_B1V.expand(-1, self.K, -1)
+        return expanded
+
+    def _sample(self, logits_BKV: torch.Tensor, position: int) -> torch.Tensor:
+        """Draw the next token of every live candidate, note it, and return all (B, K)."""
+        cells = [candidate for row in self.rows for candidate in self.grid[row]]
+        keys = np.array([cell.key for cell in cells], dtype=np.uint64)
+        uniforms_N = torch.from_numpy(uniforms(keys, np.array([position], dtype=np.uint64))).to(self.device)
+        temperatures_N = torch.tensor([cell.request.sampling.temperature for cell in cells], device=self.device)
+        ids_N, logprobs_N = sample_tokens(logits_BKV.reshape(len(cells), -1), temperatures_N, uniforms_N)
+        for cell, token, logprob in zip(cells, ids_N.tolist(), logprobs_N.tolist(), strict=True):
+            if cell.stop is None:
+                cell.ids.append(token)
+                cell.logprobs.append(logprob)
+                self._end(cell)
+        return ids_N.view(len(self.rows), self.K)
+
+    def _end(self, cell: _Candidate) -> None:
+        """Set why a candidate ends, if it does."""
+        sampling = cell.request.sampling
+        if cell.ids[-1] in self.policy.end_ids:
+            cell.stop = StopReason.END
+            return
+        if sampling.stop:
+            text = self.policy.renderer.decode(cell.ids)
+            ends = [text.find(stop) for stop in sampling.stop if stop in text]
+            if ends:
+                cell.stop, cell.text = StopReason.STOP, text[: min(ends)]
+                return
+        if len(cell.ids) >= sampling.max_tokens:
+            cell.stop = StopReason.LENGTH
+
+    def _completion(self, cell: _Candidate) -> Completion:
+        """Return the finished record of a candidate."""
+        assert cell.stop is not None
+        text = self.policy.renderer.decode(cell.ids) if cell.text is None else cell.text
+        return Completion(ids=tuple(cell.ids), logprobs=tuple(cell.logprobs), text=text, stop_reason=cell.stop)
+
+
+def _filled(request: Request, width: int) -> list[int]:
+    """Return the candidate numbers of a request, filled up to ``width`` with the first."""
+    return [*request.candidates, *[request.candidates[0]] * (width - len(request.candidates))]
