@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from coterie.envs.grid import MOVES, canonical, cells_of, distances, step, symmetries
+from coterie.envs.grid import MOVES, canonical, cells_of, distances, step, straight_distance, symmetries
 
 
 def test_moves_are_up_down_left_right_from_the_top_left() -> None:
@@ -22,6 +22,10 @@ def test_distances_go_around_a_wall() -> None:
     # ...   from the top right the top left is 2 + 2 + 2 = 6 moves away, not 2
     found = distances(cells_of((".#.", ".#.", "..."), "."), (0, 2))
     assert found == {(0, 2): 0, (1, 2): 1, (2, 2): 2, (2, 1): 3, (2, 0): 4, (1, 0): 5, (0, 0): 6}
+
+
+def test_the_straight_distance_knows_no_walls() -> None:
+    assert [straight_distance((0, 2), cell) for cell in ((0, 0), (2, 2), (3, 4), (0, 2))] == [2, 2, 5, 0]
 
 
 def test_what_cannot_be_reached_has_no_distance() -> None:

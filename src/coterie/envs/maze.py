@@ -41,8 +41,8 @@ class Board:
         rows = task.data.get("grid")
         grid = tuple(str(row) for row in rows) if isinstance(rows, Sequence) else ()
         starts, goals = cells_of(grid, "S"), cells_of(grid, "G")
-        if len(starts) != 1 or len(goals) != 1:
-            raise EnvError(f"task {task.id}: expected data['grid'] rows with one 'S' and one 'G', got {rows!r}")
+        if len(starts) != 1 or len(goals) != 1 or len({len(row) for row in grid}) != 1:
+            raise EnvError(f"task {task.id}: expected data['grid'], equal rows with one 'S' and one 'G', got {rows!r}")
         (start,), (goal,) = starts, goals
         distance = distances(cells_of(grid, ".SG"), goal)
         if start not in distance:

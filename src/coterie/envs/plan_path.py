@@ -112,7 +112,7 @@ class PlanPath(Env):
             name += f"/detours={share}"
             detour = stable_hash(name, "detour", index) < share * 2**64
         seed, grid = make_instance(name, split, index, lambda rng: self._draw(rng, detour), canonical)
-        return Task(id=f"plan_path:{split}:{index}", split=split, seed=seed, data={"grid": grid})
+        return Task(id=f"plan_path:{split}:{index}", split=split, seed=seed, data={"grid": list(grid)})
 
     def _draw(self, rng: random.Random, detour: bool | None) -> Grid | None:
         """Return one random map, or ``None`` if its goal cannot be reached or its path is not of the wanted kind."""
@@ -214,7 +214,7 @@ class PlanPath(Env):
 
 
 _WHO = {
-    "tool": "You are the tool of a team of two: you draft the moves, the planner sees it simulated and decides.",
+    "tool": "You are the tool of a team of two: you draft moves, the planner sees where they lead and decides.",
     "planner": "You are the planner of a team of two: the tool drafts moves for you, your own answer is executed.",
     "alone": "You are the planner: your answer is executed.",
 }
@@ -234,7 +234,7 @@ def _situation(board: Board, draft: Attempt | None, history: Sequence[Attempt]) 
     lines = [
         f"Round {len(history) + 1}. The map:",
         board.draw(),
-        f"You are at row {board.agent[0]}, column {board.agent[1]}. The goal is at row {board.goal[0]}, column {board.goal[1]}.",
+        "You are at row {}, column {}. The goal is at row {}, column {}.".format(*board.agent, *board.goal),
     ]
     if history:
         lines.append(f"Executed last round: {history[-1].sentence()}")
