@@ -1,0 +1,116 @@
+"""The curves of a run as one picture, drawn from its journals alone.
+
+Read are: ``success_selected`` and ``reward/ROLE`` of metrics.jsonl, ``success`` (with ``success_low`` and
+``success_high``, and ``name`` where several are made) of eval.jsonl, ``time_s`` of timings.jsonl.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from coterie.record import EVAL, METRICS, TIMINGS, read_rows
+from coterie.types import Json
+
+CURVES = "curves.png"
+_REWARD = "reward/"
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe-Ito: told apart by everyone
+_MANY_POINTS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a plot: (step, value) points in order, and for each point an interval where there is one."""
+
+    label: str
+    points: tuple[tuple[int, float], ...]
+    intervals: tuple[tuple[float, float], ...] = ()
+
+
+def draw_curves(run_dir: Path) -> Path:
+    """Draw success and reward per role over steps and over minutes into ``run_dir/curves.png``; return its path.
+
+    Works at any moment of a run, with no row at all too.
+    """
+    metrics, evals = read_rows(run_dir / METRICS), read_rows(run_dir / EVAL)
+    clock = [(int(step), float(time_s)) for step, time_s in _points(read_rows(run_dir / TIMINGS), "time_s")]
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 2, sharey="row", sharex="col")
+    for column in (0, 1):
+        minutes = clock if column else None
+        _draw(axes[0][column], success_curves(metrics, evals), minutes, 0)
+        _draw(axes[1][column], reward_curves(metrics), minutes, 2)
+    axes[0][0].set_ylabel("success")
+    axes[0][0].set_ylim(-0.03, 1.03)
+    axes[1][0].set_ylabel("mean reward per turn")
+    axes[1][0].set_xlabel("training step")
+    axes[1][1].set_xlabel("minutes")
+    figure.suptitle(run_dir.resolve().name, fontsize=12)
+    path = run_dir / CURVES
+    temporary = path.with_name(f".tmp-{CURVES}")
+    figure.savefig(temporary, dpi=130, format="png")
+    temporary.replace(path)
+    return path
+
+
+def success_curves(metrics: Sequence[Mapping[str, Json]], evals: Sequence[Mapping[str, Json]]) -> list[Curve]:
+    """Return the selected success of training, and the success of each evaluation by name."""
+    curves = [Curve("training (selected path)", _points(metrics, "success_selected"))]
+    names = dict.fromkeys(str(row.get("name") or "") for row in evals)
+    for name in names:
+        rows = [row for row in evals if str(row.get("name") or "") == name and _number(row.get("success")) is not None]
+        low, high = _points(rows, "success_low"), _points(rows, "success_high")
+        intervals = tuple((a, b) for (_, a), (_, b) in zip(low, high, strict=False))
+        points = _points(rows, "success")
+        label = f"evaluation {name}".strip()
+        curves.append(Curve(label, points, intervals if len(low) == len(high) == len(points) else ()))
+    return [curve for curve in curves if curve.points]
+
+
+def reward_curves(metrics: Sequence[Mapping[str, Json]]) -> list[Curve]:
+    """Return one curve per role, in the order the roles appear."""
+    keys = dict.fromkeys(key for row in metrics for key in row if key.startswith(_REWARD))
+    curves = [Curve(key.removeprefix(_REWARD), _points(metrics, key)) for key in keys]
+    return [curve for curve in curves if curve.points]
+
+
+def _draw(axes: Axes, curves: Sequence[Curve], clock: Sequence[tuple[int, float]] | None, first_colour: int) -> None:
+    for index, curve in enumerate(curves):
+        colour = _COLOURS[(first_colour + index) % len(_COLOURS)]
+        xs = [float(step) if clock is None else _minutes(clock, step) for step, _ in curve.points]
+        ys = [value for _, value in curve.points]
+        marker = "o" if len(ys) <= _MANY_POINTS else None
+        axes.plot(xs, ys, color=colour, label=curve.label, marker=marker, markersize=3.5, linewidth=1.6)
+        if curve.intervals:
+            axes.fill_between(
+                xs, [low for low, _ in curve.intervals], [high for _, high in curve.intervals], color=colour, alpha=0.15
+            )
+    if curves:
+        axes.legend(frameon=False, fontsize=9)
+    else:
+        axes.text(0.5, 0.5, "no rows yet", transform=axes.transAxes, ha="center", va="center", color="#777777")
+    axes.grid(visible=True, color="#DDDDDD", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _points(rows: Sequence[Mapping[str, Json]], key: str) -> tuple[tuple[int, float], ...]:
+    """Return (step, value) of the rows that have a number under the key."""
+    found = ((row.get("step"), _number(row.get(key))) for row in rows)
+    return tuple((step, value) for step, value in found if isinstance(step, int) and value is not None)
+
+
+def _number(value: Json) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _minutes(clock: Sequence[tuple[int, float]], step: int) -> float:
+    """Return when a step was done: the last time noted at or before it, 0 where there is none (before training)."""
+    index = bisect_right([noted for noted, _ in clock], step)
+    return clock[index - 1][1] / 60 if index else 0.0
