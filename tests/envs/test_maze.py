@@ -53,6 +53,19 @@ def test_the_potential_is_the_share_of_the_way_made_and_never_negative() -> None
     assert execute(start, "LL").board.phi == 0.0
 
 
+@pytest.mark.parametrize("length", [3, 6, 7, 11, 13])
+def test_the_gains_of_a_closed_walk_sum_to_exactly_zero(length: int) -> None:
+    # Fractions like 1/7 are not floats: their differences, added up around a loop in uneven steps, need not cancel.
+    start = board(["S" + "." * (length - 1) + "G"] + ["." * (length + 1)] * 3)
+    for seed in range(100):
+        rng, now, total = random.Random(seed), start, 0.0
+        for _ in range(20):
+            after = execute(now, random_moves(now, rng, rng.randint(1, 4))).board
+            total, now = total + (after.phi - now.phi), after
+        total += start.phi - now.phi
+        assert total == 0.0
+
+
 def test_moves_stop_at_the_first_illegal_one() -> None:
     attempt = execute(board(BEND), "DRDD")  # D is legal, R is a wall; the legal D after it must not be made
     assert (attempt.made, attempt.mark, attempt.board.agent) == (1, "!", (1, 0))

@@ -263,6 +263,8 @@ def test_the_next_round_starts_where_the_played_answer_ended() -> None:
     assert "A...G" in team.prompts[0]
     assert "You are at row 0, column 2." in team.prompts[2]
     assert "..A.G" in team.prompts[2]
+    assert "You are at row 0, column 2." in team.prompts[3]
+    assert "..A.G" in team.prompts[3]
     assert "Executed last round: R R: all moves are legal and end at row 0, column 2" in team.prompts[2]
 
 
