@@ -110,8 +110,14 @@ def _micro_batch(
     """Return the tensors of some rows."""
     width = max(row.length for row in rows)
     ids, positions, segments = [], [], []
-    row_of, scored_at, placed_at, targets = [], [], [], []
-    sampler, advantages, token_weights, temperatures = [], [], [], []
+    row_of: list[int] = []
+    scored_at: list[int] = []
+    placed_at: list[int] = []
+    targets: list[int] = []
+    sampler: list[float] = []
+    advantages: list[float] = []
+    token_weights: list[float] = []
+    temperatures: list[float] = []
     for number, row in enumerate(rows):
         prompt = len(row.prompt_ids)
         row_ids, row_positions, row_segments = list(row.prompt_ids), list(range(prompt)), [0] * prompt

@@ -1,0 +1,375 @@
+"""The trainable state of one policy: log-probs of its samples, one optimiser step, its version and its saved state.
+
+Shapes: N completion tokens of a micro-batch, B rows, T row tokens, Q scored columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from coterie.batch import MicroBatch, pack
+from coterie.config import LossTable, OptimizerTable, PolicyTable
+from coterie.errors import CheckpointError, TrainError
+from coterie.loss import LossInput, LossSettings, aggregation_weights, policy_loss, token_entropy, token_logprobs
+from coterie.models.policy import Policy
+from coterie.tensors import flatten_optimizer, load_tensors, restore_optimizer, save_tensors
+from coterie.types import Sample
+
+_CHANGE_PROBES = 4096
+"""How many entries of each tensor are compared to say which share of the weights a step changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one call of ``Learner.step`` did. Means are over the tokens that went through the model.
+
+    ``stepped`` is False where nothing carried a gradient or the gradient was not finite; then no weight moved.
+    ``changed`` is the share of probed weights that differ afterwards. Numbers without tokens are ``None``.
+    """
+
+    version: int
+    stepped: bool
+    skipped_non_finite: bool
+    tokens: int
+    loss: float | None
+    grad_norm: float | None
+    entropy: float | None
+    clip_fraction: float | None
+    mismatch: float | None
+    kl: float | None
+    importance_capped: float | None
+    lr: float
+    changed: float
+
+    def numbers(self) -> dict[str, float | int | None]:
+        """Return the fields as metrics, optional ones only where they were measured."""
+        names = ("version", "loss", "grad_norm", "entropy", "clip_fraction", "mismatch", "lr", "changed")
+        rows: dict[str, float | int | None] = {
+            "version": self.version,
+            "loss": self.loss,
+            "grad_norm": self.grad_norm,
+            "entropy": self.entropy,
+            "clip_fraction": self.clip_fraction,
+            "mismatch": self.mismatch,
+            "lr": self.lr,
+            "changed": self.changed,
+        }
+        assert tuple(rows) == names
+        extra = {"kl": self.kl, "importance_capped": self.importance_capped}
+        return rows | {name: value for name, value in extra.items() if value is not None}
+
+
+def learning_rate(table: OptimizerTable, step: int, total: int) -> float:
+    """Return the learning rate of optimiser step ``step`` (from 0) of ``total``.
+
+    Linear warm-up to ``lr`` over ``warmup_steps`` (step 0 already moves), then constant, or linear or cosine to 0 at
+    ``total``.
+    """
+    if step < table.warmup_steps:
+        return table.lr * (step + 1) / table.warmup_steps
+    done = (step - table.warmup_steps) / max(1, total - table.warmup_steps)
+    done = min(1.0, done)
+    if table.schedule == "linear":
+        return table.lr * (1.0 - done)
+    if table.schedule == "cosine":
+        return table.lr * 0.5 * (1.0 + math.cos(math.pi * done))
+    return table.lr
+
+
+def scored_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Return the logits that predict each completion token, (N, V); no others are computed but of the same columns."""
+    columns_Q, index_N = batch.columns()
+    logits_BQV: Tensor = model(
+        input_ids=batch.ids_BT,
+        attention_mask=batch.mask(),
+        position_ids=batch.positions_BT,
+        logits_to_keep=columns_Q,
+        use_cache=False,
+    ).logits
+    return logits_BQV[batch.rows_N, index_N]
+
+
+class Learner:
+    """Trains one policy. ``policy.model`` is trained in place, so what the engine samples from is always current."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        table: PolicyTable,
+        loss: LossTable,
+        *,
+        total_steps: int,
+        steps_per_batch: int,
+        micro_batch_tokens: int,
+        autocast: bool,
+        base: PreTrainedModel | None = None,
+    ) -> None:
+        """Train ``policy`` by its table. ``base`` is the model as loaded, needed for a KL to it."""
+        self.policy = policy
+        self.table = table
+        self.aggregation = loss.aggregation
+        self.constant = loss.constant
+        self.settings = LossSettings(
+            clip_low=loss.clip_low,
+            clip_high=loss.clip_high,
+            kl_coef=table.kl.coef,
+            entropy_coef=loss.entropy_coef,
+            importance_cap=loss.importance_cap,
+        )
+        self.total_steps = total_steps
+        self.steps_per_batch = steps_per_batch
+        self.micro_batch_tokens = micro_batch_tokens
+        self.autocast = autocast
+        default = 1e-4 if table.dtype == "float32" and not autocast else 0.05
+        self.mismatch_limit = default if table.mismatch_limit is None else table.mismatch_limit
+        self.reference: PreTrainedModel | None = None
+        if table.kl.coef > 0.0:
+            self.reference = base if table.kl.reference == "base" else copy.deepcopy(policy.model)
+            if self.reference is None:
+                raise TrainError(f"policy {policy.name!r}: kl.reference = 'base' needs the base model")
+            self.reference.requires_grad_(False)
+        self.optimizer_steps = 0
+        self.skipped_in_a_row = 0
+        self.names = [name for name, _ in policy.model.named_parameters()]
+        self.weights = [parameter for _, parameter in policy.model.named_parameters()]
+        # Steps are taken on float32 copies: at 1.0 the spacing of bfloat16 is 0.0039, and small updates would be lost.
+        exact = all(weight.dtype == torch.float32 for weight in self.weights)
+        self.masters = self.weights if exact else [weight.detach().float().clone() for weight in self.weights]
+        self.optimizer = torch.optim.AdamW(
+            self.masters,
+            lr=table.optimizer.lr,
+            betas=table.optimizer.betas,
+            eps=table.optimizer.eps,
+            weight_decay=table.optimizer.weight_decay,
+        )
+
+    def step(self, samples: Sequence[Sample]) -> Update:
+        """Train on one batch of this policy's own samples at its current version; return what happened.
+
+        ``TrainError`` for samples of another policy or version, and for a ``mismatch`` above the limit.
+        """
+        for sample in samples:
+            if (sample.policy, sample.version) != (self.policy.name, self.policy.version):
+                raise TrainError(
+                    f"policy {self.policy.name!r} at version {self.policy.version} was given a sample of "
+                    f"{sample.policy!r} at version {sample.version} (peers {sample.peers}); training is on-policy"
+                )
+        lr = learning_rate(self.table.optimizer, self.optimizer_steps, self.total_steps)
+        batches = self._batches(samples)
+        if not batches:
+            return self._nothing(lr)
+        old: list[Tensor] | None = None
+        first: Counter[str] = Counter()
+        update: Update | None = None
+        for _ in range(self.steps_per_batch):
+            lr = learning_rate(self.table.optimizer, self.optimizer_steps, self.total_steps)
+            loss, sums, passed = self._gradients(batches, old)
+            if old is None:
+                old, first = passed, sums
+                self._check_mismatch(first)
+            update = self._apply(loss, sums, first, lr)
+        assert update is not None
+        return update
+
+    def _batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        """Return the packed micro-batches. Samples without any gradient are counted in the weights, not computed.
+
+        Those are samples with advantage exactly 0; with a KL penalty every sample has a gradient. The entropy bonus
+        applies to computed samples.
+        """
+        lengths = [len(sample.completion_ids) for sample in samples]
+        weights = aggregation_weights(lengths, self.aggregation, self.constant)
+        wanted = [i for i, sample in enumerate(samples) if sample.advantage != 0.0 or self.settings.kl_coef > 0.0]
+        return pack(
+            [samples[i] for i in wanted],
+            [weights[i] for i in wanted],
+            self.micro_batch_tokens,
+            self.policy.model.device,
+        )
+
+    def _gradients(
+        self, batches: Sequence[MicroBatch], old: Sequence[Tensor] | None
+    ) -> tuple[float, Counter[str], list[Tensor]]:
+        """Leave the batch's gradient in the weights; return the loss, summed metrics, and each batch's log-probs."""
+        for weight in self.weights:
+            weight.grad = None
+        total, sums, passed = 0.0, Counter[str](), []
+        for index, batch in enumerate(batches):
+            with self._passes():
+                logits_NV = scored_logits(self.policy.model, batch)
+            logprobs_N = token_logprobs(logits_NV, batch.targets_N, batch.temperatures_N)
+            with torch.set_grad_enabled(self.settings.entropy_coef > 0.0):
+                entropy_N = token_entropy(logits_NV, batch.temperatures_N)
+            output = policy_loss(
+                LossInput(
+                    logprobs_N=logprobs_N,
+                    old_logprobs_N=logprobs_N.detach() if old is None else old[index],
+                    sampler_logprobs_N=batch.sampler_logprobs_N,
+                    advantages_N=batch.advantages_N,
+                    weights_N=batch.weights_N,
+                    ref_logprobs_N=self._reference_logprobs(batch),
+                    entropy_N=entropy_N,
+                ),
+                self.settings,
+            )
+            output.loss.backward()  # type: ignore[no-untyped-call]
+            total += output.loss.item()
+            sums.update(output.sums)
+            passed.append(logprobs_N.detach())
+        return total, sums, passed
+
+    @contextmanager
+    def _passes(self) -> Iterator[None]:
+        """Run the model as it samples: no dropout, and in autocast where the recipe asks for it."""
+        self.policy.model.eval()
+        with torch.autocast(self.policy.model.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            yield
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
+        """Return the reference's log-probs of the batch's tokens, (N,)."""
+        if self.reference is None:
+            return None
+        with self._passes():
+            logits_NV = scored_logits(self.reference.eval(), batch)
+        return token_logprobs(logits_NV, batch.targets_N, batch.temperatures_N)
+
+    def _check_mismatch(self, sums: Counter[str]) -> None:
+        """Stop the run where sampler and learner disagree: then it would not train what it sampled."""
+        mismatch = sums["mismatch"] / sums["num_tokens"]
+        if not mismatch <= self.mismatch_limit:
+            raise TrainError(
+                f"policy {self.policy.name!r}, version {self.policy.version}: mean |sampler - learner log-prob| is "
+                f"{mismatch:.3g} over {int(sums['num_tokens'])} tokens, the limit is {self.mismatch_limit:g}. The "
+                "engine does not sample what the learner trains; if lower precision explains it, raise "
+                f"policies.{self.policy.name}.mismatch_limit"
+            )
+
+    @torch.no_grad()
+    def _apply(self, loss: float, sums: Counter[str], first: Counter[str], lr: float) -> Update:
+        """Clip the gradient and take the optimiser step, unless it is not finite."""
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            if master is not weight:
+                master.grad = None if weight.grad is None else weight.grad.float()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.table.optimizer.max_grad_norm))
+        finite = math.isfinite(norm) and math.isfinite(loss)
+        changed = 0.0
+        if finite:
+            before = [_probe(weight).clone() for weight in self.weights]
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+            for weight, master in zip(self.weights, self.masters, strict=True):
+                if master is not weight:
+                    weight.copy_(master)
+            changed = _share_changed(before, [_probe(weight) for weight in self.weights])
+            self.policy.version += 1
+        # The schedule counts attempts, so that a skipped step does not shift what follows.
+        self.optimizer_steps += 1
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+        for weight in self.weights:
+            weight.grad = None
+        count = sums["num_tokens"]
+        return Update(
+            version=self.policy.version,
+            stepped=finite,
+            skipped_non_finite=not finite,
+            tokens=int(count),
+            loss=loss,
+            grad_norm=norm,
+            entropy=sums["entropy"] / count,
+            clip_fraction=(sums["clipped_low"] + sums["clipped_high"]) / count,
+            mismatch=first["mismatch"] / first["num_tokens"],
+            kl=sums["ref_kl"] / count if self.reference is not None else None,
+            importance_capped=None if self.settings.importance_cap is None else sums["importance_capped"] / count,
+            lr=lr,
+            changed=changed,
+        )
+
+    def _nothing(self, lr: float) -> Update:
+        """Return the report of a batch in which nothing carried a gradient."""
+        return Update(
+            version=self.policy.version,
+            stepped=False,
+            skipped_non_finite=False,
+            tokens=0,
+            loss=None,
+            grad_norm=None,
+            entropy=None,
+            clip_fraction=None,
+            mismatch=None,
+            kl=None,
+            importance_capped=None,
+            lr=lr,
+            changed=0.0,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write weights, master copies, optimiser state, counters and reference into an existing folder."""
+        save_tensors(folder / "weights.safetensors", _named(self.names, self.weights))
+        if self.masters is not self.weights:
+            save_tensors(folder / "masters.safetensors", _named(self.names, self.masters))
+        if self.reference is not None:
+            save_tensors(folder / "reference.safetensors", dict(self.reference.named_parameters()))
+        tensors, settings = flatten_optimizer(self.optimizer, self.names)
+        save_tensors(folder / "optimizer.safetensors", tensors)
+        counters = {
+            "version": self.policy.version,
+            "optimizer_steps": self.optimizer_steps,
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
+        (folder / "learner.json").write_text(json.dumps({"counters": counters, "optimizer": settings}))
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Take over everything ``save`` wrote, bit for bit."""
+        _restore(self.names, self.weights, folder / "weights.safetensors")
+        if self.masters is not self.weights:
+            _restore(self.names, self.masters, folder / "masters.safetensors")
+        if self.reference is not None:
+            named = dict(self.reference.named_parameters())
+            _restore(list(named), list(named.values()), folder / "reference.safetensors")
+        state = json.loads((folder / "learner.json").read_text())
+        restore_optimizer(
+            self.optimizer, self.names, load_tensors(folder / "optimizer.safetensors"), state["optimizer"]
+        )
+        self.policy.version = int(state["counters"]["version"])
+        self.optimizer_steps = int(state["counters"]["optimizer_steps"])
+        self.skipped_in_a_row = int(state["counters"]["skipped_in_a_row"])
+
+
+def _named(names: Sequence[str], tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in zip(names, tensors, strict=True)}
+
+
+def _restore(names: Sequence[str], tensors: Sequence[Tensor], path: Path) -> None:
+    """Copy a file's tensors into these; every name must be there, and no other."""
+    saved = load_tensors(path)
+    if set(saved) != set(names):
+        different = sorted(set(saved) ^ set(names))
+        raise CheckpointError(f"{path}: tensors differ from the policy's, first {different[0]!r} of {len(different)}")
+    for name, tensor in zip(names, tensors, strict=True):
+        tensor.copy_(saved[name])
+
+
+def _probe(weight: Tensor) -> Tensor:
+    """Return evenly spread entries of a tensor, at most ``_CHANGE_PROBES``."""
+    flat = weight.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // _CHANGE_PROBES)]
+
+
+def _share_changed(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """Return the share of entries that differ."""
+    differ = sum(int((old != new).sum()) for old, new in zip(before, after, strict=True))
+    return differ / max(1, sum(old.numel() for old in before))
