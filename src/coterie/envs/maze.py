@@ -14,9 +14,6 @@ from coterie.types import Task
 Mark: TypeAlias = Literal["*", "!", "?", "."]
 """How an answer ended: on the goal, at an illegal move, not well-formed, or all moves made."""
 
-# A multiple of 2**-40 adds and subtracts without rounding, so the rewards of a closed walk sum to exactly 0.0.
-_PHI_STEPS = 2**40
-
 
 # ---- the state --------------------------------------------------------------------------------------------------
 
@@ -61,9 +58,10 @@ class Board:
 
     @property
     def phi(self) -> float:
-        """The potential in [0, 1], a multiple of 2**-40: 0 at the start (or farther away), 1 on the goal."""
-        share = max(0.0, 1.0 - self.distance[self.agent] / self.shortest)
-        return round(share * _PHI_STEPS) / _PHI_STEPS
+        """The potential in [0, 1]: 0 at the start (or farther away), 1 on the goal."""
+        # 1 - x is a multiple of 2**-53 whatever x is, so differences add up exactly and a closed walk gains 0.0 to the
+        # last bit. Written as (shortest - distance) / shortest it would not.
+        return max(0.0, 1.0 - self.distance[self.agent] / self.shortest)
 
     def after(self, move: str) -> Board | None:
         """Return the board after one move, ``None`` if it leads into a wall or off the grid."""
