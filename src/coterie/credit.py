@@ -78,7 +78,7 @@ class CreditReport:
 
 
 def assign(episodes: Sequence[Episode], rule: CreditRule, set_size: int | None = None) -> CreditReport:
-    """Return every turn with its value and advantage (arXiv 2510.11062, agent- and turn-wise grouping; design: section 5).
+    """Return every turn with its value and advantage (arXiv 2510.11062, grouping by agent and turn; design: 5).
 
     A turn is compared with the trainable turns of the same ``peers`` key that have a finite value; a turn without one
     has ``advantage`` None, and so has a turn that is not trainable. ``set_size`` is K, to count short sets.
