@@ -7,8 +7,6 @@ this far, so it can neither overflow nor count. Shapes::
     B  rows of a padded batch      T  padded width      V  vocabulary
 """
 
-# ruff: noqa: N815 - shape suffixes on fields
-
 from __future__ import annotations
 
 import math
@@ -193,7 +191,7 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     if logprobs.shape != ref_logprobs.shape:
         raise ValueError(f"log-probs {tuple(logprobs.shape)}, reference {tuple(ref_logprobs.shape)}: expected equal")
     d = ref_logprobs - logprobs
-    series = 0.5 * d * d * (1.0 + d / 3.0 * (1.0 + d / 4.0 * (1.0 + d / 5.0)))
+    series = 0.5 * d * d * (1.0 + d / 3.0 * (1.0 + d / 4.0 * (1.0 + d / 5.0 * (1.0 + d / 6.0 * (1.0 + d / 7.0)))))
     return torch.where(d.abs() < SMALL_KL, series, torch.expm1(d) - d)
 
 
