@@ -1,0 +1,171 @@
+"""What becomes of a Sokoban answer, and the scripted player."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from coterie.envs.sokoban_rules import MOVES, Position, cells
+from coterie.envs.sokoban_solver import is_small, pushes_left, solution
+from coterie.errors import EnvError
+
+Mark: TypeAlias = Literal["*", "x", "!", "?", "."]
+"""How an answer ended: solved, a box stuck for good, at an illegal move, not well-formed, or all moves made."""
+
+# A multiple of 2**-40 adds and subtracts without rounding, so pushing to and fro sums to exactly 0.0.
+_PHI_STEPS = 2**40
+
+
+def phi(position: Position, start: Position) -> float:
+    """Return the potential in [0, 1], a multiple of 2**-40: 1 - p/p0 with p the pushes left and p0 those at the start.
+
+    0 where more pushes are left than at the start, or a box is stuck for good; 1 only where solved.
+    """
+    left, whole = pushes_left(position), pushes_left(start)
+    if left is None or not whole:
+        return float(position.solved)
+    return round(max(0.0, 1.0 - left / whole) * _PHI_STEPS) / _PHI_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What became of an answer: its moves, how many were made, how it ended, and the position after.
+
+    ``moves`` is "" unless the answer is well-formed.
+    """
+
+    moves: str
+    made: int
+    mark: Mark
+    position: Position
+
+    def padded(self, width: int) -> str:
+        """Return the moves filled with ``-`` to a fixed width."""
+        return self.moves.ljust(width, "-")
+
+    def sentence(self) -> str:
+        """Return what happened in English."""
+        if not self.moves:
+            return "no well-formed answer, so nothing moved."
+        moves, made = " ".join(self.moves), self.made
+        if self.mark == "*":
+            return f"{moves}: solves the level with move {made}."
+        on_goal, boxes = (self.position.boxes & self.position.level.goals).bit_count(), self.position.boxes.bit_count()
+        end = f"{on_goal} of {boxes} boxes on goals"
+        if self.mark == "x":
+            end += ", but a box is stuck for good"
+        if made == len(self.moves):
+            return f"{moves}: all moves are legal and end with {end}."
+        bad = f"move {made + 1} ({self.moves[made]}) runs into a wall or pushes a box that is blocked"
+        return f"{moves}: {bad}; without it and what follows it, the moves end with {end}."
+
+
+def execute(position: Position, moves: str) -> Attempt:
+    """Return what happens when ``moves`` are made: they stop at the first illegal one and when the level is solved."""
+    now, made = position, 0
+    while made < len(moves) and not now.solved:
+        following = now.after(moves[made])
+        if following is None:
+            break
+        now, made = following, made + 1
+    return Attempt(moves, made, _mark(now, moves, made), now)
+
+
+def _mark(end: Position, moves: str, made: int) -> Mark:
+    if end.solved:
+        return "*"
+    if pushes_left(end) is None:
+        return "x"
+    if not moves:
+        return "?"
+    return "." if made == len(moves) else "!"
+
+
+# ---- the scripted player ------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _route(start: Position) -> Mapping[Position, str]:
+    """Return, for every position on the scripted solution of a level, the moves that are left.
+
+    Raises ``EnvError`` where there is no solution or none is found.
+    """
+    found = solution(start)
+    if found.status == "unsolvable":
+        raise EnvError(f"this level has no solution; remove it from the file:\n{start.xsb()}")
+    if found.status == "unknown":
+        raise EnvError(f"the scripted player gives up on this level; demonstrate easier ones:\n{start.xsb()}")
+    rest, now = {start: found.moves}, start
+    for made, move in enumerate(found.moves, 1):
+        following = now.after(move)
+        if following is None:
+            raise EnvError(f"move {made} of a scripted solution is illegal, a fault of the solver:\n{start.xsb()}")
+        now = following
+        rest[now] = found.moves[made:]
+    return rest
+
+
+def plan(start: Position, now: Position) -> str | None:
+    """Return the moves of a solution from ``now``, in a play that began at ``start``.
+
+    On the way of the scripted solution it is the rest of that, so a play never searches twice. Off it, ``None`` means
+    that there is no solution or none was found. Raises ``EnvError`` where none is found from ``start`` itself.
+    """
+    rest = _route(start).get(now)
+    if rest is not None:
+        return rest
+    found = solution(now)
+    return found.moves if found.status == "solved" else None
+
+
+def best_moves(start: Position, now: Position, rng: random.Random, limit: int) -> str:
+    """Return up to ``limit`` moves of a solution, or any legal moves where nothing can be saved."""
+    moves = plan(start, now)
+    return moves[:limit] if moves else random_moves(now, rng, limit)
+
+
+def planned_moves(start: Position, now: Position, draft: Attempt | None, rng: random.Random, limit: int) -> str:
+    """Return the best answer: the draft where it is as short as any (small levels), else moves of one's own."""
+    own = plan(start, now)
+    if draft is not None and own and is_small(now.level) and draft.made == len(draft.moves) == min(limit, len(own)):
+        after = solution(draft.position)
+        if after.status == "solved" and len(after.moves) == len(own) - draft.made:
+            return draft.moves
+    return best_moves(start, now, rng, limit)
+
+
+def mistaken_moves(start: Position, now: Position, draft: Attempt | None, rng: random.Random, limit: int) -> str:
+    """Return a plausible mistake: wandering, ignoring the walls, stopping early, or trusting whatever was drafted."""
+    kind = rng.choice(("wander", "greedy", "stop", "trust"))
+    if kind == "trust" and draft is not None and draft.moves:
+        return draft.moves
+    if kind == "greedy":
+        return greedy_moves(now, rng, limit)
+    if kind == "stop":
+        return best_moves(start, now, rng, limit)[: rng.randint(1, max(1, limit // 2))]
+    return random_moves(now, rng, limit)
+
+
+def greedy_moves(now: Position, rng: random.Random, limit: int) -> str:
+    """Return up to ``limit`` moves straight to a box off its goal and on, whatever is in the way."""
+    width = now.level.width
+    box = rng.choice(list(cells(now.boxes & ~now.level.goals)))
+    down, right = box // width - now.agent // width, box % width - now.agent % width
+    moves = ["UD"[down > 0]] * abs(down) + ["LR"[right > 0]] * abs(right)
+    rng.shuffle(moves)
+    return "".join(moves + moves[-1:] * limit)[:limit]
+
+
+def random_moves(now: Position, rng: random.Random, limit: int) -> str:
+    """Return ``limit`` random legal moves (fewer if they solve the level); one illegal move where none is legal."""
+    moves = ""
+    while len(moves) < limit and not now.solved:
+        legal = [(move, after) for move in MOVES if (after := now.after(move))]
+        if not legal:
+            return moves or "U"
+        move, now = rng.choice(legal)
+        moves += move
+    return moves
