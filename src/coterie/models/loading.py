@@ -159,8 +159,9 @@ def _pretrained(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
             "Expected a complete causal language model; download it again, or check that its config fits"
         )
     if gguf is not None:
-        # The weights are plain numbers now; with this entry left in, saving would ask for GGUF again.
-        del model.config.quantization_config
+        # The weights are plain numbers now; marked as quantised they could not be saved, or not be read back.
+        model.hf_quantizer = None
+        vars(model.config).pop("quantization_config", None)
     return model, tokenizer
 
 
