@@ -12,24 +12,21 @@ A crash at any of these points leaves the older checkpoints as they were.
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from coterie.durable import atomic_write_text, finite, json_text, sync_file, sync_folder
+from coterie.durable import json_text, sync_folder
 from coterie.errors import CheckpointError, ConfigError
 from coterie.faults import fault_point
+from coterie.manifest import MANIFEST, NewerSchemaError, file_size, looks_whole, read_checkpoint, seal
+from coterie.manifest import Checkpoint as Checkpoint
 from coterie.types import Json
 
-SCHEMA_VERSION = 1
-MANIFEST = "MANIFEST.json"
 BEST = "best"
 _STEP = re.compile(r"step_(\d+)")
 _LEFTOVER = re.compile(r"\.(tmp|old)-(.+)-(\d+)")
@@ -45,37 +42,6 @@ class OnEvent(Protocol):
         ...
 
 
-class NewerSchemaError(CheckpointError):
-    """The checkpoint is whole, but written by a later version of Coterie than this one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """A verified checkpoint: its folder, its step, what the writer noted, and the journals' lengths in bytes.
-
-    ``journals`` maps paths relative to the run folder to the length they had when the checkpoint was written.
-    """
-
-    path: Path
-    step: int
-    meta: Mapping[str, Json]
-    journals: Mapping[str, int]
-
-
-def read_checkpoint(path: Path) -> Checkpoint:
-    """Return the checkpoint of a folder after verifying every byte of it.
-
-    Raises ``NewerSchemaError`` for a later format, ``CheckpointError`` for anything missing, cut or changed.
-    """
-    manifest = _read_manifest(path)
-    for name, entry in manifest.files.items():
-        if _size(path / name) != entry["size"]:
-            raise CheckpointError(f"{path / name}: {_size(path / name)} bytes, manifest says {entry['size']}")
-        if _sha256(path / name) != entry["sha256"]:
-            raise CheckpointError(f"{path / name}: content differs from the SHA-256 in the manifest")
-    return manifest.checkpoint
-
-
 def truncate_journals(run_dir: Path, checkpoint: Checkpoint) -> None:
     """Cut every journal back to its length at the checkpoint, so that the steps to be repeated are written once.
 
@@ -88,7 +54,7 @@ def truncate_journals(run_dir: Path, checkpoint: Checkpoint) -> None:
             raise CheckpointError(
                 f"{checkpoint.path / MANIFEST}: journal {name!r} lies outside the run folder {run_dir}"
             )
-        sizes[path] = _size(path) if path.exists() else 0
+        sizes[path] = file_size(path) if path.exists() else 0
         if sizes[path] < length:
             raise CheckpointError(
                 f"{path} has {sizes[path]} bytes, but had {length} when checkpoint {checkpoint.path.name} was written: "
@@ -101,6 +67,30 @@ def truncate_journals(run_dir: Path, checkpoint: Checkpoint) -> None:
                 file.truncate(length)
                 file.flush()
                 os.fsync(file.fileno())
+
+
+def check_same_recipe(saved: Mapping[str, Json], current: Mapping[str, Json], free: Sequence[str] = ()) -> list[str]:
+    """Return what differs between a checkpoint's recipe and the current one, as ``"key: old -> new"``, all of it free.
+
+    ``free`` names the keys (``"train.steps"``) or tables (``"eval"``) that may change in a run that goes on. A change
+    of any other key is a ``ConfigError`` that lists every such change.
+    """
+    old, new = _flat(saved, ""), _flat(current, "")
+    changes = {
+        key: f"{key}: {json_text(old[key]) if key in old else 'not set'} -> "
+        f"{json_text(new[key]) if key in new else 'not set'}"
+        for key in [*old, *(key for key in new if key not in old)]
+        if key not in old or key not in new or json_text(old[key]) != json_text(new[key])
+    }
+    fixed = [
+        text for key, text in changes.items() if not any(key == name or key.startswith(f"{name}.") for name in free)
+    ]
+    if fixed:
+        raise ConfigError(
+            f"the checkpoint was written by another recipe: {'; '.join(fixed)}. Put these back to go on with the run, "
+            f"or start in another run folder; a resumed run may only change {list(free)}"
+        )
+    return list(changes.values())
 
 
 class CheckpointStore:
@@ -212,7 +202,7 @@ class CheckpointStore:
             temporary.mkdir(parents=True)
             write(temporary)
             fault_point("ckpt-tmp", step)
-            _seal(temporary, step, meta, {str(path.relative_to(self.run_dir)): path for path in journals})
+            seal(temporary, step, meta, {str(path.relative_to(self.run_dir)): path for path in journals})
             done = True
         except OSError as error:
             raise CheckpointError(self._refusal(temporary, step, error)) from error
@@ -247,7 +237,7 @@ class CheckpointStore:
 
         Damaged ones do not count as kept, so that one flipped manifest cannot push out the last good checkpoint.
         """
-        whole = [path for path in self._steps() if _looks_whole(path)]
+        whole = [path for path in self._steps() if looks_whole(path)]
         for path in whole[:-keep]:
             aside = self.folder / f".old-{path.name}-{os.getpid()}"
             shutil.rmtree(aside, ignore_errors=True)
@@ -278,85 +268,12 @@ class CheckpointStore:
             on_event("checkpoint_quarantined", name=path.name, renamed_to=aside.name, reason=str(error))
 
 
-@dataclass(frozen=True, slots=True)
-class _Manifest:
-    """A manifest that agrees with itself; the files it lists are not looked at yet."""
-
-    checkpoint: Checkpoint
-    files: Mapping[str, Mapping[str, Json]]
-
-
-def _seal(folder: Path, step: int, meta: Mapping[str, Json], journals: Mapping[str, Path]) -> None:
-    """Sync all files of the folder, write the manifest over them, and sync the folders."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    for path in [*(folder / name for name in names), *journals.values()]:
-        if path.exists():
-            sync_file(path)
-    body: dict[str, Json] = {
-        "schema": SCHEMA_VERSION,
-        "step": step,
-        "meta": finite(meta),
-        "files": {name: {"size": _size(folder / name), "sha256": _sha256(folder / name)} for name in names},
-        "journals": {name: _size(path) if path.exists() else 0 for name, path in journals.items()},
-    }
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_folder(path)
-    atomic_write_text(folder / MANIFEST, json_text({**body, "checksum": _checksum(body)}, indent=1) + "\n")
-
-
-def _read_manifest(path: Path) -> _Manifest:
-    """Return the manifest of a folder, checked against its own checksum and the folder's name."""
-    where = path / MANIFEST
-    try:
-        body = json.loads(where.read_text(encoding="utf-8"), parse_constant=_no_constant)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{where}: cannot be read ({error})") from error
-    if not isinstance(body, dict) or not isinstance(body.get("schema"), int):
-        raise CheckpointError(f"{where}: not a manifest with a schema number")
-    if body["schema"] > SCHEMA_VERSION:
-        raise NewerSchemaError(
-            f"{where}: written in checkpoint schema {body['schema']}, this version reads up to {SCHEMA_VERSION}. "
-            "Continue the run with the version of Coterie that wrote it, or a later one"
-        )
-    checksum = body.pop("checksum", None)
-    if checksum != _checksum(body):
-        raise CheckpointError(f"{where}: content differs from its own checksum")
-    if path.name != BEST and _STEP.fullmatch(path.name) and _step_of(path) != body["step"]:
-        raise CheckpointError(f"{where}: holds step {body['step']}, the folder is named {path.name}")
-    checkpoint = Checkpoint(path=path, step=body["step"], meta=body["meta"], journals=body["journals"])
-    return _Manifest(checkpoint, body["files"])
-
-
-def _looks_whole(path: Path) -> bool:
-    """Return whether manifest and file sizes agree: the quick check, which does not read the files."""
-    try:
-        return all(_size(path / name) == entry["size"] for name, entry in _read_manifest(path).files.items())
-    except CheckpointError:
-        return False
-
-
-def _no_constant(name: str) -> Json:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _checksum(body: Mapping[str, Json]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise CheckpointError(f"{path}: listed in the manifest, but {error.strerror}") from error
+def _flat(values: Mapping[str, Json], prefix: str) -> dict[str, Json]:
+    """Return nested tables as one, keys joined by dots."""
+    flat: dict[str, Json] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
 
 
 def _num_bytes(folder: Path) -> int:

@@ -84,7 +84,7 @@ def reward_curves(metrics: Sequence[Mapping[str, Json]]) -> list[Curve]:
 def _draw(axes: Axes, curves: Sequence[Curve], clock: Sequence[tuple[int, float]] | None, first_colour: int) -> None:
     for index, curve in enumerate(curves):
         colour = _COLOURS[(first_colour + index) % len(_COLOURS)]
-        xs = [float(step) if clock is None else _minutes(clock, step) for step, _ in curve.points]
+        xs = [float(step) if clock is None else minutes_at(clock, step) for step, _ in curve.points]
         ys = [value for _, value in curve.points]
         marker = "o" if len(ys) <= _MANY_POINTS else None
         axes.plot(xs, ys, color=colour, label=curve.label, marker=marker, markersize=3.5, linewidth=1.6)
@@ -110,7 +110,7 @@ def _number(value: Json) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _minutes(clock: Sequence[tuple[int, float]], step: int) -> float:
+def minutes_at(clock: Sequence[tuple[int, float]], step: int) -> float:
     """Return when a step was done: the last time noted at or before it, 0 where there is none (before training)."""
     index = bisect_right([noted for noted, _ in clock], step)
     return clock[index - 1][1] / 60 if index else 0.0
