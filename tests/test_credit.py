@@ -359,6 +359,13 @@ def test_failed_episodes_enter_no_baseline() -> None:
     assert (len(report.credits), report.peer_sets_short) == (5, 1)
 
 
+def test_turns_left_on_a_failed_episode_contribute_nothing() -> None:
+    broken = replace(a_failed_episode(a_key(1)), turns=(a_turn(a_key(1), 0.0),))
+    report = assign([an_episode(a_key(), [a_turn(a_key(), 1.0)]), broken], PLAIN, set_size=2)
+    assert advantages(report) == [0.0]
+    assert report.peer_sets_short == 1
+
+
 def test_an_answer_of_one_token_is_an_answer_and_one_of_none_is_left_out() -> None:
     # TOK-10: rewards [1,1,1,0]; the last answer is just the end token, then nothing at all
     one = [replace(turn, completion_ids=(2,), sampler_logprobs=(-0.5,)) for turn in candidates([1, 1, 1, 0])]
@@ -402,6 +409,12 @@ def test_an_act_nobody_scored_adds_nothing_but_a_lost_verdict_is_unknown() -> No
     assert _discounted([1, None], 0.5) == [1.0, None]  # nothing scored from there on is no 0
 
 
+def test_discounting_counts_acts_not_turns() -> None:
+    turns = [a_turn(a_key(), r, act=act) for act, r in ((0, 0.0), (3, 8.0))]
+    report = assign([an_episode(a_key(), turns)], CreditRule(returns="discounted", gamma=0.5))
+    assert [credit.value for credit in report.credits] == [1.0, 8.0]
+
+
 def test_discounted_values_do_not_cross_episodes() -> None:
     episodes = [an_episode(a_key(i), [a_turn(a_key(i), r)]) for i, r in enumerate([1.0, 0.0])]
     assert [c.value for c in assign(episodes, CreditRule(returns="discounted")).credits] == [1.0, 0.0]
@@ -415,6 +428,11 @@ def test_the_final_value_is_one_per_episode_or_one_per_role() -> None:
     assert [credit.value for credit in flat.credits] == [2.25, 2.25]
     roles = assign([episode], CreditRule(alpha=2.0, returns="final", by_role=True))
     assert [credit.value for credit in roles.credits] == [2.5, 2.0]
+
+
+def test_a_role_that_was_given_a_local_part_without_acting_is_in_the_mean() -> None:
+    episode = an_episode(a_key(), [a_turn(a_key(), None)], team=1.0, local={"b": 0.5})
+    assert assign([episode], FINAL).credits[0].value == 1.25
 
 
 def test_an_outcome_without_a_verdict_leaves_the_whole_episode_out() -> None:
