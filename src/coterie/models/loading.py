@@ -88,7 +88,8 @@ def load(source: str, *, seed: int, dtype: str = "float32", context: int | None 
 
 def save(loaded: LoadedModel, folder: pathlib.Path) -> None:
     """Write safetensors, config and tokenizer, so that plain ``transformers`` (or ``load``) reads the folder."""
-    loaded.model.save_pretrained(folder)
+    with _no_progress_bars():
+        loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
 
 
