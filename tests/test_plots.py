@@ -11,33 +11,34 @@ from coterie.plots import Curve, draw_curves, minutes_at, reward_curves, success
 from coterie.types import Json
 
 METRICS: list[dict[str, Json]] = [
-    {"step": 1, "success_selected": 0.25, "reward/tool": 0.5, "reward/walker": None, "loss": 3.0},
-    {"step": 2, "success_selected": None, "reward/tool": 0.75, "reward/walker": 0.1},
+    {"step": 0, "success_selected": 0.25, "reward/tool": 0.5, "reward/walker": None, "loss": 3.0},
+    {"step": 1, "success_selected": None, "reward/tool": 0.75, "reward/walker": 0.1},
 ]
 EVALS: list[dict[str, Json]] = [
-    {"step": 0, "success": 0.1, "success_low": 0.05, "success_high": 0.2},
-    {"step": 2, "success": 0.4, "success_low": 0.3, "success_high": 0.5},
-    {"step": 2, "success": 0.0, "name": "swapped"},
+    {"step": 0, "success": 0.1, "success_ci95": [0.05, 0.2], "name": "validation"},
+    {"step": 2, "success": 0.4, "success_ci95": [0.3, 0.5], "name": "validation"},
+    {"step": 2, "success": 0.0, "success_ci95": [None, None], "name": "swapped"},
 ]
 
 
 def write(run_dir: Path, num_metrics: int, num_evals: int) -> None:
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in METRICS[:num_metrics]))
     (run_dir / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in EVALS[:num_evals]))
-    (run_dir / "timings.jsonl").write_text('{"step": 1, "time_s": 30.0}\n{"step": 2, "time_s": 90.0}\n')
+    (run_dir / "timings.jsonl").write_text('{"step": 0, "time_s": 30.0}\n{"step": 1, "time_s": 90.0}\n')
 
 
 def test_curves_leave_out_missing_values_and_keep_evaluations_apart() -> None:
     assert success_curves(METRICS, EVALS) == [
         Curve("training (selected path)", ((1, 0.25),)),
-        Curve("evaluation", ((0, 0.1), (2, 0.4)), ((0.05, 0.2), (0.3, 0.5))),
-        Curve("evaluation swapped", ((2, 0.0),)),
+        Curve("validation", ((0, 0.1), (2, 0.4)), ((0.05, 0.2), (0.3, 0.5))),
+        Curve("swapped", ((2, 0.0),)),
     ]
     assert reward_curves(METRICS) == [Curve("tool", ((1, 0.5), (2, 0.75))), Curve("walker", ((2, 0.1),))]
+    assert success_curves([], [{"step": 3, "success": 1}]) == [Curve("evaluation", ((3, 1.0),))]
     assert success_curves([], []) == []
 
 
-def test_a_step_is_placed_at_the_last_time_noted_by_then_and_the_start_at_zero() -> None:
+def test_a_number_of_steps_is_placed_at_the_last_time_noted_by_then_and_the_start_at_zero() -> None:
     clock = [(1, 30.0), (3, 90.0)]
     assert [minutes_at(clock, step) for step in (0, 1, 2, 3, 9)] == [0.0, 0.5, 0.5, 1.5, 1.5]
     assert minutes_at([], 4) == 0.0

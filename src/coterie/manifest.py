@@ -1,4 +1,4 @@
-"""A checkpoint folder that can be trusted: its manifest lists every file's size and SHA-256, and a checksum of itself."""
+"""A checkpoint folder that can be trusted: its manifest has the size and SHA-256 of every file, and its own checksum."""
 
 from __future__ import annotations
 

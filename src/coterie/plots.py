@@ -1,7 +1,8 @@
 """The curves of a run as one picture, drawn from its journals alone.
 
-Read are: ``success_selected`` and ``reward/ROLE`` of metrics.jsonl, ``success`` (with ``success_low`` and
-``success_high``, and ``name`` where several are made) of eval.jsonl, ``time_s`` of timings.jsonl.
+Read are: ``success_selected`` and ``reward/NAME`` of metrics.jsonl, ``success`` (with ``success_ci95`` = [low, high], and
+``name`` where several are made) of eval.jsonl, ``time_s`` of timings.jsonl. The x axis counts steps done: training step 0
+is drawn at 1, and an evaluation before training at 0.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def draw_curves(run_dir: Path) -> Path:
     Works at any moment of a run, with no row at all too.
     """
     metrics, evals = read_rows(run_dir / METRICS), read_rows(run_dir / EVAL)
-    clock = [(int(step), float(time_s)) for step, time_s in _points(read_rows(run_dir / TIMINGS), "time_s")]
+    clock = [(int(step), float(time_s)) for step, time_s in _points(read_rows(run_dir / TIMINGS), "time_s", done=1)]
     figure = Figure(figsize=(10, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2, sharey="row", sharex="col")
@@ -49,8 +50,8 @@ def draw_curves(run_dir: Path) -> Path:
         _draw(axes[1][column], reward_curves(metrics), minutes, 2)
     axes[0][0].set_ylabel("success")
     axes[0][0].set_ylim(-0.03, 1.03)
-    axes[1][0].set_ylabel("mean reward per turn")
-    axes[1][0].set_xlabel("training step")
+    axes[1][0].set_ylabel("mean reward")
+    axes[1][0].set_xlabel("training steps done")
     axes[1][1].set_xlabel("minutes")
     figure.suptitle(run_dir.resolve().name, fontsize=12)
     path = run_dir / CURVES
@@ -62,22 +63,20 @@ def draw_curves(run_dir: Path) -> Path:
 
 def success_curves(metrics: Sequence[Mapping[str, Json]], evals: Sequence[Mapping[str, Json]]) -> list[Curve]:
     """Return the selected success of training, and the success of each evaluation by name."""
-    curves = [Curve("training (selected path)", _points(metrics, "success_selected"))]
+    curves = [Curve("training (selected path)", _points(metrics, "success_selected", done=1))]
     names = dict.fromkeys(str(row.get("name") or "") for row in evals)
     for name in names:
         rows = [row for row in evals if str(row.get("name") or "") == name and _number(row.get("success")) is not None]
-        low, high = _points(rows, "success_low"), _points(rows, "success_high")
-        intervals = tuple((a, b) for (_, a), (_, b) in zip(low, high, strict=False))
-        points = _points(rows, "success")
-        label = f"evaluation {name}".strip()
-        curves.append(Curve(label, points, intervals if len(low) == len(high) == len(points) else ()))
+        intervals = [interval for row in rows if (interval := _interval(row.get("success_ci95"))) is not None]
+        whole = len(intervals) == len(rows)
+        curves.append(Curve(name or "evaluation", _points(rows, "success"), tuple(intervals) if whole else ()))
     return [curve for curve in curves if curve.points]
 
 
 def reward_curves(metrics: Sequence[Mapping[str, Json]]) -> list[Curve]:
-    """Return one curve per role, in the order the roles appear."""
+    """Return one curve per role and one for the team, in the order they appear."""
     keys = dict.fromkeys(key for row in metrics for key in row if key.startswith(_REWARD))
-    curves = [Curve(key.removeprefix(_REWARD), _points(metrics, key)) for key in keys]
+    curves = [Curve(key.removeprefix(_REWARD), _points(metrics, key, done=1)) for key in keys]
     return [curve for curve in curves if curve.points]
 
 
@@ -100,17 +99,23 @@ def _draw(axes: Axes, curves: Sequence[Curve], clock: Sequence[tuple[int, float]
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _points(rows: Sequence[Mapping[str, Json]], key: str) -> tuple[tuple[int, float], ...]:
-    """Return (step, value) of the rows that have a number under the key."""
+def _points(rows: Sequence[Mapping[str, Json]], key: str, done: int = 0) -> tuple[tuple[int, float], ...]:
+    """Return (step + ``done``, value) of the rows that have a number under the key."""
     found = ((row.get("step"), _number(row.get(key))) for row in rows)
-    return tuple((step, value) for step, value in found if isinstance(step, int) and value is not None)
+    return tuple((step + done, value) for step, value in found if isinstance(step, int) and value is not None)
 
 
 def _number(value: Json) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def _interval(value: Json) -> tuple[float, float] | None:
+    """Return a pair of numbers, or ``None`` for anything else."""
+    pair = [_number(item) for item in value] if isinstance(value, list) else []
+    return (pair[0], pair[1]) if len(pair) == 2 and pair[0] is not None and pair[1] is not None else None
+
+
 def minutes_at(clock: Sequence[tuple[int, float]], step: int) -> float:
-    """Return when a step was done: the last time noted at or before it, 0 where there is none (before training)."""
+    """Return when so many steps were done: the last time noted by then, 0 where there is none (before training)."""
     index = bisect_right([noted for noted, _ in clock], step)
     return clock[index - 1][1] / 60 if index else 0.0
