@@ -52,14 +52,20 @@ def test_services_get_the_run_by_name_so_that_a_resumed_one_continues_it(
     module = ModuleType(name)
     monkeypatch.setattr(module, "init", lambda **options: opened.append(options) or run, raising=False)
     monkeypatch.setitem(sys.modules, name, module)
-    (tracker,) = open_trackers((name,), tmp_path / "maze", {"seed": 3}, ignored)
+    for folder in ("a", "b"):
+        (tmp_path / folder / "maze").mkdir(parents=True)
+    (tracker,) = open_trackers((name,), tmp_path / "a" / "maze", {"seed": 3}, ignored)
     tracker.log(2, {"loss": 0.5})
     tracker.close()
     assert tracker.name == name
-    assert opened[0]["name"] == "maze"
+    assert opened[0]["name"].startswith("maze-")
     assert opened[0]["config"] == {"seed": 3}
     assert opened[0]["resume"] == "allow"
     assert run.calls == [("log", (2, {"loss": 0.5})), ("finish", None)]
+    open_trackers((name,), tmp_path / "a" / "maze", {}, ignored, first_step=5)
+    open_trackers((name,), tmp_path / "b" / "maze", {}, ignored)
+    assert opened[1]["name"] == opened[0]["name"]
+    assert opened[2]["name"] != opened[0]["name"], "another folder of the same name is another run"
 
 
 def test_mlflow_gets_metrics_and_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,11 +76,12 @@ def test_mlflow_gets_metrics_and_the_recipe(tmp_path: Path, monkeypatch: pytest.
             module, call, lambda *args, _call=call, **options: calls.append((_call, (args, options))), raising=False
         )
     monkeypatch.setitem(sys.modules, "mlflow", module)
+    (tmp_path / "maze").mkdir()
     (tracker,) = open_trackers(("mlflow",), tmp_path / "maze", {"seed": 3}, ignored)
     tracker.log(2, {"loss": 0.5})
     tracker.close()
     assert calls[1:] == [
-        ("start_run", ((), {"run_name": "maze"})),
+        ("start_run", ((), {"run_name": f"maze-{(tmp_path / 'maze' / '.run_id').read_text().strip()}"})),
         ("log_dict", (({"seed": 3}, "recipe.json"), {})),
         ("log_metrics", (({"loss": 0.5},), {"step": 2})),
         ("end_run", ((), {})),

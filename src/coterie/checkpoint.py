@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from coterie.durable import json_text, sync_folder
+from coterie.durable import sync_folder
 from coterie.errors import CheckpointError, ConfigError
 from coterie.faults import fault_point
 from coterie.manifest import MANIFEST, NewerSchemaError, file_size, looks_whole, read_checkpoint, seal
@@ -67,30 +67,6 @@ def truncate_journals(run_dir: Path, checkpoint: Checkpoint) -> None:
                 file.truncate(length)
                 file.flush()
                 os.fsync(file.fileno())
-
-
-def check_same_recipe(saved: Mapping[str, Json], current: Mapping[str, Json], free: Sequence[str] = ()) -> list[str]:
-    """Return what differs between a checkpoint's recipe and the current one, as ``"key: old -> new"``, all of it free.
-
-    ``free`` names the keys (``"train.steps"``) or tables (``"eval"``) that may change in a run that goes on. A change
-    of any other key is a ``ConfigError`` that lists every such change.
-    """
-    old, new = _flat(saved, ""), _flat(current, "")
-    changes = {
-        key: f"{key}: {json_text(old[key]) if key in old else 'not set'} -> "
-        f"{json_text(new[key]) if key in new else 'not set'}"
-        for key in [*old, *(key for key in new if key not in old)]
-        if key not in old or key not in new or json_text(old[key]) != json_text(new[key])
-    }
-    fixed = [
-        text for key, text in changes.items() if not any(key == name or key.startswith(f"{name}.") for name in free)
-    ]
-    if fixed:
-        raise ConfigError(
-            f"the checkpoint was written by another recipe: {'; '.join(fixed)}. Put these back to go on with the run, "
-            f"or start in another run folder; a resumed run may only change {list(free)}"
-        )
-    return list(changes.values())
 
 
 class CheckpointStore:
@@ -266,14 +242,6 @@ class CheckpointStore:
         _log.warning("checkpoint %s is damaged (%s); renamed to %s and not used", path.name, error, aside.name)
         if on_event is not None:
             on_event("checkpoint_quarantined", name=path.name, renamed_to=aside.name, reason=str(error))
-
-
-def _flat(values: Mapping[str, Json], prefix: str) -> dict[str, Json]:
-    """Return nested tables as one, keys joined by dots."""
-    flat: dict[str, Json] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
 
 
 def _num_bytes(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""A checkpoint folder that can be trusted: its manifest has the size and SHA-256 of every file, and its own checksum."""
+"""A checkpoint folder that can be trusted: its manifest has size and SHA-256 of every file, and its own checksum."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The curves of a run as one picture, drawn from its journals alone.
 
-Read are: ``success_selected`` and ``reward/NAME`` of metrics.jsonl, ``success`` (with ``success_ci95`` = [low, high], and
-``name`` where several are made) of eval.jsonl, ``time_s`` of timings.jsonl. The x axis counts steps done: training step 0
-is drawn at 1, and an evaluation before training at 0.
+Read are: ``success_selected`` and ``reward/NAME`` of metrics.jsonl, ``success`` (with ``success_ci95`` = [low, high],
+and ``name`` where several are made) of eval.jsonl, ``time_s`` of timings.jsonl. The x axis counts steps done: training
+step 0 is drawn at 1, and an evaluation before training at 0.
 """
 
 from __future__ import annotations

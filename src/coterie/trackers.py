@@ -6,11 +6,13 @@ A tracker is a convenience: whatever it raises is recorded and the run goes on.
 from __future__ import annotations
 
 import importlib
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from coterie.durable import atomic_write_text
 from coterie.errors import ConfigError, guarded
 from coterie.types import Failure, Json
 
@@ -86,6 +88,7 @@ class _MlflowTracker:
         self._module.end_run()
 
 
+RUN_ID = ".run_id"
 KNOWN = ("tensorboard", "wandb", "mlflow", "trackio")
 _PACKAGES = {"tensorboard": "torch.utils.tensorboard"}
 
@@ -114,14 +117,23 @@ def _open(name: str, module: ModuleType, run_dir: Path, config: Mapping[str, Jso
     if name == "tensorboard":
         return TensorBoardTracker(run_dir, first_step)
     if name == "mlflow":
-        return _MlflowTracker(module, run_dir.name, config)
-    options: dict[str, Any] = {"project": "coterie", "name": run_dir.name, "config": dict(config)}
+        return _MlflowTracker(module, _run_name(run_dir), config)
+    run_name = _run_name(run_dir)
+    options: dict[str, Any] = {"project": "coterie", "name": run_name, "config": dict(config), "resume": "allow"}
     if name == "wandb":
-        # the id continues the curves of a resumed run instead of starting a second one over the first
-        options |= {"dir": str(run_dir), "id": run_dir.name, "resume": "allow"}
-    else:
-        options["resume"] = "allow"
+        options |= {"dir": str(run_dir), "id": run_name}
     return _RunTracker(name, module, options)
+
+
+def _run_name(run_dir: Path) -> str:
+    """Return the name a service knows the run by: the same after a resumption, another one in another folder.
+
+    The folder's name alone would let two folders called ``run1`` draw into one curve.
+    """
+    path = run_dir / RUN_ID
+    if not path.exists():
+        atomic_write_text(path, uuid.uuid4().hex[:8] + "\n")
+    return f"{run_dir.name}-{path.read_text(encoding='utf-8').strip()}"
 
 
 def _package(name: str) -> ModuleType:
