@@ -36,7 +36,7 @@ _BUCKET = 4
 class SokobanOptions(EnvOptions):
     """Options of Sokoban.
 
-    Levels of size 6 with one box take 5.5 moves on average (2 to 20).
+    Levels of size 6 with one box take 5.6 moves on average (2 to 20).
     """
 
     size: int = Field(default=6, ge=5, le=20)
@@ -115,7 +115,7 @@ class Sokoban(Env):
 
     async def play(self, task: Task, team: Team) -> Outcome:
         """Play one task: per round a draft by the tool (if it plays) and an answer by the planner."""
-        start = now = _start_of(task)
+        start = now = self._start_of(task)
         history: list[Attempt] = []
         for round in range(self.options.max_rounds):
             score = self._score(start, now)
@@ -148,6 +148,21 @@ class Sokoban(Env):
         seed, level = make_instance(name, split, index, lambda rng: draw_level(rng, size, boxes, walls), canonical)
         data: dict[str, Json] = {"xsb": level.xsb(), "shortest": len(solution(level).moves)}
         return Task(id=f"sokoban:{split}:{index}", split=split, seed=seed, data=data)
+
+    def _start_of(self, task: Task) -> Position:
+        """Return the position a task starts with; ``EnvError`` if its data is not a level of this env, to be solved."""
+        text = task.data.get("xsb")
+        try:
+            start = parse(text if isinstance(text, str) else "")
+        except MalformedLevelError as error:
+            raise EnvError(f"task {task.id}: data['xsb'] is no level: {error.reason}; got {text!r}") from error
+        level = start.level
+        if start.solved or level.width > self._width or level.height > self._height:
+            raise EnvError(
+                f"task {task.id}: expected a level of at most {self._width} x {self._height} cells with a box off its "
+                f"goal, got {level.width} x {level.height}:\n{text}"
+            )
+        return start
 
     # ---- answers ----
 
@@ -249,18 +264,6 @@ class Sokoban(Env):
             rows[row][column] = {" ": "-", "@": "-", "+": "."}.get(symbol := now.symbol(cell), symbol)
         row, column = divmod(now.agent, level.width)
         return "".join("".join(line[column:] + line[:column]) for line in rows[row:] + rows[:row])
-
-
-def _start_of(task: Task) -> Position:
-    """Return the position a task starts with; ``EnvError`` if its data is not a level that is still to be solved."""
-    text = task.data.get("xsb")
-    try:
-        start = parse(text if isinstance(text, str) else "")
-    except MalformedLevelError as error:
-        raise EnvError(f"task {task.id}: data['xsb'] is no level: {error.reason}; got {text!r}") from error
-    if start.solved:
-        raise EnvError(f"task {task.id}: expected a level with a box off its goal, got {text!r}")
-    return start
 
 
 _WHO = {
