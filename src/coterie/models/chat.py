@@ -51,6 +51,8 @@ class ChatRenderer:
         self.prefill = self._template.prefill
         ends = (tokenizer.eos_token_id, self._template.turn_end)
         self.end_ids = frozenset(index for index in ends if index is not None)
+        # what ends an answer in this template, and so ends demonstrations
+        self.end_id: int = tokenizer.eos_token_id if self._template.turn_end is None else self._template.turn_end
         self.control_ids = self._find_control_ids()
         literals = [str(tokenizer.convert_ids_to_tokens(index)) for index in sorted(self.control_ids)]
         self._control_pattern = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
