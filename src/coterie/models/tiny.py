@@ -52,6 +52,7 @@ def tiny_config(
         n_layer=layers,
         n_head=heads,
         n_positions=positions,
+        activation_function="gelu_pytorch_tanh",  # GPT-2's own function as one fused operation
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
