@@ -18,7 +18,22 @@ from dataclasses import dataclass
 
 import torch
 
-from coterie.types import Sample
+from coterie.types import Sample, Turn
+
+
+def sample_of(turn: Turn, advantage: float) -> Sample:
+    """Return a turn as a row for the learner."""
+    return Sample(
+        policy=turn.policy,
+        version=turn.version,
+        role=turn.role,
+        peers=turn.peers,
+        prompt_ids=turn.prompt_ids,
+        completion_ids=turn.completion_ids,
+        sampler_logprobs=turn.sampler_logprobs,
+        advantage=advantage,
+        temperature=turn.temperature,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -163,7 +163,9 @@ class ImitateTable(Table):
 
     steps: Positive
     episodes: Positive = 2000
-    batch_turns: Positive = 256
+    demos_per_act: Positive = 4
+    """Answers the expert gives to one prompt; the prompt is computed once for all of them."""
+    batch_acts: Positive = 64
     noise: Fraction = 0.5
     lr: Annotated[float, Field(gt=0.0)] = 1e-3
     warmup_steps: Annotated[int, Field(ge=0)] = 20

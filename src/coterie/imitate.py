@@ -1,0 +1,149 @@
+"""The supervised warm start: policies learn the formats, and some of the play, from the env's scripted experts.
+
+Loss on completion tokens only, the end token included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from coterie.batch import pack, sample_of
+from coterie.config import ImitateTable, OptimizerTable, PolicyTable, TrainTable
+from coterie.engines import Completion, Request
+from coterie.env import Expert
+from coterie.errors import ConfigError, TrainError
+from coterie.keyed import keyed_random, stable_hash
+from coterie.learner import learning_rate, scored_logits
+from coterie.lineup import Lineup
+from coterie.loss import token_logprobs
+from coterie.models.policy import Policy
+from coterie.rollout import Event, Play, plays_of
+from coterie.team import Plan
+from coterie.types import Episode, Sample, StopReason
+
+Progress = Callable[[str, int, int, float], None]
+"""``progress(policies, step, steps, loss)``."""
+
+
+def expert_draw(
+    policies: Mapping[str, Policy], noise: float
+) -> Callable[[Request, Expert | None], tuple[Completion, ...]]:
+    """Return what answers acts with the env's experts instead of an engine. Log-probs are 0: nothing was sampled."""
+
+    def draw(request: Request, expert: Expert | None) -> tuple[Completion, ...]:
+        if expert is None:
+            raise ConfigError(f"role {request.role!r}: the env gives no expert for it, so there is nothing to imitate")
+        renderer = policies[request.policy].renderer
+        episode = request.episode
+        completions = []
+        for candidate in request.candidates:
+            key = ("expert", episode.seed, episode.purpose, episode.step, episode.task_id, episode.index, request.act)
+            text = expert(keyed_random(*key, candidate), noise)
+            ids = (*renderer.text_ids(text), renderer.end_id)
+            completions.append(Completion(ids=ids, logprobs=(0.0,) * len(ids), text=text, stop_reason=StopReason.END))
+        return tuple(completions)
+
+    return draw
+
+
+def demonstrations(
+    lineup: Lineup, table: ImitateTable, event: Event, before_batch: Callable[[], None]
+) -> list[Episode]:
+    """Return training episodes played by the experts; at each act one of their answers is played, at random."""
+    rollout = replace(
+        lineup.rollout(training=True, event=event, before_batch=before_batch),
+        plan=Plan(mode="tree", num_candidates=table.demos_per_act, select="random"),
+        expert=expert_draw(lineup.policies, table.noise),
+    )
+    tasks = lineup.make_env().tasks("train", 0, table.episodes)
+    plays: list[Play] = plays_of(tasks, seed=lineup.recipe.seed, purpose="imitate", step=0, episodes_per_task=1)
+    return rollout.run(plays)
+
+
+def acts_of(episodes: Iterable[Episode], policies: Sequence[str]) -> list[list[Sample]]:
+    """Return the demonstrations of some policies' roles, one list of samples per act."""
+    acts: dict[str, list[Sample]] = {}
+    for episode in episodes:
+        for turn in episode.turns:
+            if turn.policy in policies:
+                acts.setdefault(turn.peers, []).append(sample_of(turn, 1.0))
+    return list(acts.values())
+
+
+def imitate(
+    policy: Policy,
+    table: ImitateTable,
+    acts: Sequence[Sequence[Sample]],
+    seed: int,
+    train: TrainTable,
+    progress: Progress,
+) -> float:
+    """Train one policy on demonstrations; return the mean loss (nats per token) of the last tenth of the steps.
+
+    Batches are drawn by keyed permutation, so the result depends on the seed and the demonstrations only.
+    """
+    if not acts:
+        raise TrainError(f"policy {policy.name!r}: no demonstrations for its roles")
+    weights = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
+    autocast = train.precision == "bfloat16"
+    schedule = OptimizerTable(lr=table.lr, warmup_steps=table.warmup_steps, schedule="linear")
+    optimizer = torch.optim.AdamW(weights, lr=table.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    order: list[int] = []
+    losses: list[float] = []
+    for step in range(table.steps):
+        while len(order) < table.batch_acts:
+            epoch = list(range(len(acts)))
+            keyed_random("imitate", seed, step, len(order)).shuffle(epoch)
+            order += epoch
+        chosen = [sample for index in order[: table.batch_acts] for sample in acts[index]]
+        order = order[table.batch_acts :]
+        num_tokens = sum(len(sample.completion_ids) for sample in chosen)
+        loss = 0.0
+        for batch in pack(chosen, [1.0 / num_tokens] * len(chosen), train.micro_batch_tokens, policy.model.device):
+            with torch.autocast(policy.model.device.type, dtype=torch.bfloat16, enabled=autocast):
+                logits = scored_logits(policy.model, batch)
+            part = -(token_logprobs(logits, batch.targets_N) * batch.weights_N).sum()
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += part.item()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(schedule, step, table.steps)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss)
+        progress(policy.name, step + 1, table.steps, loss)
+    tail = losses[-max(1, table.steps // 10) :]
+    return sum(tail) / len(tail)
+
+
+def warm_start(lineup: Lineup, event: Event, before_batch: Callable[[], None], progress: Progress) -> dict[str, float]:
+    """Warm-start every trained policy; return the final loss by policy.
+
+    Policies of one and the same model learn once, from all their roles' demonstrations together, and start equal.
+    """
+    recipe = lineup.recipe
+    table = recipe.imitate
+    if table is None:
+        raise ConfigError("the recipe has no [imitate] table, which says how long and from how many episodes to learn")
+    episodes = demonstrations(lineup, table, event, before_batch)
+    groups: dict[str, list[str]] = {}
+    for name in recipe.trained_policies:
+        groups.setdefault(_origin(recipe.policies[name]), []).append(name)
+    losses: dict[str, float] = {}
+    for names in groups.values():
+        first = lineup.policies[names[0]]
+        seed = stable_hash(recipe.seed, "imitate")
+        loss = imitate(first, table, acts_of(episodes, names), seed, recipe.train, progress)
+        for name in names:
+            losses[name] = loss
+            if name != names[0]:
+                lineup.policies[name].model.load_state_dict(first.model.state_dict())
+    return losses
+
+
+def _origin(table: PolicyTable) -> str:
+    """Return what makes two policies start from the same weights and render alike."""
+    return repr((table.model, table.dtype, table.context, table.template, sorted(table.template_options.items())))

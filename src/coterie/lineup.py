@@ -1,0 +1,195 @@
+"""A recipe made real: the env, the loaded policies, the engine, and how roles are seated for one kind of play."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from coterie.config import EnvTable, Recipe
+from coterie.engines import Engine, Sampling
+from coterie.engines.torch import TorchEngine
+from coterie.env import Env, make_env
+from coterie.errors import ConfigError
+from coterie.keyed import keyed_random
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import load
+from coterie.models.policy import Policy
+from coterie.rollout import Event, ExpertDraw, Limits, Rollout
+from coterie.team import Plan, Seating
+from coterie.types import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineup:
+    """Everything that plays: a checked recipe, its policies by name, and the engine that samples from them."""
+
+    recipe: Recipe
+    policies: Mapping[str, Policy]
+    engine: Engine
+    bases: Mapping[str, PreTrainedModel]
+    """Frozen copies of models as loaded, for policies whose KL refers to their base."""
+
+    def make_env(self) -> Env:
+        """Return a fresh env."""
+        return make_env(self.recipe.env.name, self.recipe.env.options)
+
+    def seats(self, *, temperature: float | None = None) -> dict[str, Seating]:
+        """Return who plays each role at the policies' current versions.
+
+        ``temperature`` overrides all roles' and makes the seats those of an evaluation: nobody is trained.
+        """
+        sampling = self.recipe.sampling
+        seats = {}
+        for role, name in self.recipe.team.items():
+            policy, own = self.policies[name], sampling.roles.get(role)
+            train_temperature = sampling.temperature
+            max_tokens, stop = sampling.max_tokens, sampling.stop
+            if own is not None:
+                train_temperature = train_temperature if own.temperature is None else own.temperature
+                max_tokens = max_tokens if own.max_tokens is None else own.max_tokens
+                stop = stop if own.stop is None else own.stop
+            seats[role] = Seating(
+                policy=name,
+                version=policy.version,
+                renderer=policy.renderer,
+                context=policy.context,
+                sampling=Sampling(
+                    temperature=train_temperature if temperature is None else temperature,
+                    max_tokens=max_tokens,
+                    stop=stop,
+                ),
+                trainable=temperature is None and self.recipe.policies[name].train != "frozen",
+            )
+        return seats
+
+    def plan(self, *, training: bool) -> Plan:
+        """Return how candidates are drawn: as the recipe trains, or one per act for plain play."""
+        sampling, credit = self.recipe.sampling, self.recipe.credit
+        if not training:
+            return Plan(mode="chain", num_candidates=1, alpha=credit.alpha, scorer_retries=self.recipe.train.retries)
+        return Plan(
+            mode=sampling.mode,
+            num_candidates=sampling.num_candidates,
+            select=sampling.select,
+            select_temperature=sampling.select_temperature,
+            alpha=credit.alpha,
+            group_by=credit.group_by if sampling.mode == "chain" else (),
+            scorer_retries=self.recipe.train.retries,
+        )
+
+    def rollout(
+        self,
+        *,
+        training: bool,
+        event: Event,
+        before_batch: Callable[[], None],
+        temperature: float | None = None,
+        expert: ExpertDraw | None = None,
+    ) -> Rollout:
+        """Return a rollout at the policies' current versions; plain play needs a ``temperature``."""
+        train = self.recipe.train
+        return Rollout(
+            make_env=self.make_env,
+            seats=self.seats(temperature=None if training else temperature),
+            plan=self.plan(training=training),
+            engine=self.engine,
+            limits=Limits(
+                retries=train.retries,
+                deadline_s=train.episode_deadline_s,
+                max_failed_fraction=train.max_failed_fraction,
+            ),
+            event=event,
+            before_batch=before_batch,
+            expert=expert,
+        )
+
+
+def check_env_fits(recipe: Recipe) -> Recipe:
+    """Return the recipe with its env's options resolved; ``ConfigError`` where env and recipe do not go together."""
+    env = make_env(recipe.env.name, recipe.env.options)
+    roles = env.active_roles
+    for role in recipe.team:
+        if role not in roles:
+            raise ConfigError(f"team.{role}: env {recipe.env.name!r} asks the roles {list(roles)}; no such role")
+    missing = [role for role in roles if role not in recipe.team]
+    if missing:
+        raise ConfigError(
+            f"[team]: role {missing[0]!r} of env {recipe.env.name!r} has no policy; add {missing[0]} = ..."
+        )
+    if recipe.sampling.mode == "tree":
+        for role, policy in recipe.team.items():
+            if recipe.policies[policy].train != "frozen" and role not in env.scored_roles:
+                raise ConfigError(
+                    f"sampling.mode = 'tree', but env {recipe.env.name!r} cannot score candidates of role {role!r} at "
+                    f"once (it can: {list(env.scored_roles)}). Use mode = 'chain', or freeze policy {policy!r}"
+                )
+    for what, split, count in (
+        ("eval.tasks", recipe.eval.split, recipe.eval.tasks),
+        ("eval.final_tasks", recipe.eval.final_split, recipe.eval.final_tasks),
+        ("train.tasks_per_step", "train", recipe.train.tasks_per_step),
+    ):
+        available = env.num_tasks(split)
+        if available is not None and available < count:
+            raise ConfigError(f"{what} = {count}: split {split!r} of env {recipe.env.name!r} has {available} tasks")
+        env.tasks(split, 0, 1)
+    options = env.options.model_dump(mode="json")
+    return recipe.model_copy(update={"env": EnvTable.model_validate({"name": recipe.env.name, **options})})
+
+
+def assemble(recipe: Recipe) -> Lineup:
+    """Return the lineup of a checked recipe: every policy loaded, every limit compared with its context."""
+    if recipe.train.threads is not None:
+        torch.set_num_threads(recipe.train.threads)
+    policies: dict[str, Policy] = {}
+    bases: dict[str, PreTrainedModel] = {}
+    for name, table in recipe.policies.items():
+        loaded = load(table.model, seed=recipe.seed, dtype=table.dtype, context=table.context)
+        renderer = ChatRenderer(loaded.tokenizer, template=table.template, options=table.template_options)
+        loaded.model.requires_grad_(table.train != "frozen")
+        if table.kl.coef > 0.0 and table.kl.reference == "base":
+            bases[name] = copy.deepcopy(loaded.model)
+        policies[name] = Policy(
+            name=name,
+            model=loaded.model,
+            renderer=renderer,
+            context=loaded.context,
+            end_ids=frozenset(loaded.end_ids | renderer.end_ids),
+        )
+    lineup = Lineup(recipe=recipe, policies=policies, engine=TorchEngine(policies), bases=bases)
+    for role, seating in lineup.seats().items():
+        if seating.sampling.max_tokens >= seating.context:
+            raise ConfigError(
+                f"role {role!r}: max_tokens = {seating.sampling.max_tokens} leaves no room for a prompt in the context "
+                f"of policy {seating.policy!r}, {seating.context} tokens; lower sampling.max_tokens"
+            )
+    return lineup
+
+
+class TaskStream:
+    """The training tasks in order: endless where the env makes them, else epochs of keyed permutations."""
+
+    def __init__(self, env: Env, split: str, seed: int, position: int = 0) -> None:
+        """Start at ``position`` tasks from the beginning; it is the only state."""
+        self._env = env
+        self._split = split
+        self._seed = seed
+        self._size = env.num_tasks(split)
+        self.position = position
+
+    def take(self, count: int) -> list[Task]:
+        """Return the next ``count`` tasks."""
+        first, self.position = self.position, self.position + count
+        if self._size is None:
+            return self._env.tasks(self._split, first, count)
+        return [self._env.tasks(self._split, self._index(place), 1)[0] for place in range(first, first + count)]
+
+    def _index(self, place: int) -> int:
+        """Return which task stands at a place of the stream."""
+        assert self._size is not None
+        order = list(range(self._size))
+        keyed_random(self._seed, "epoch", self._split, place // self._size).shuffle(order)
+        return order[place % self._size]

@@ -1,0 +1,209 @@
+"""A run folder from its start to its end: refuse what cannot work, lock, train, stop at a signal, resume, summarise."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from coterie.checkpoint import CheckpointStore, truncate_journals
+from coterie.config import Recipe, dump_recipe, read_recipe
+from coterie.durable import RunLock, atomic_write_json, check_writable
+from coterie.errors import CheckpointError, ConfigError
+from coterie.evaluate import Score
+from coterie.lineup import Lineup, assemble, check_env_fits
+from coterie.plots import draw_curves
+from coterie.record import Recorder, read_rows
+from coterie.trackers import open_trackers
+from coterie.train import Listener, Run
+from coterie.types import Json
+
+RECIPE = "recipe.json"
+SUMMARY = "summary.json"
+# Keys that do not change what is learned from a given state on; a resumed run may change them when told to.
+_COMPATIBLE = (
+    "description",
+    "eval.",
+    "trackers",
+    "train.steps",
+    "train.save_every",
+    "train.keep",
+    "train.retries",
+    "train.max_failed_fraction",
+    "train.max_skipped_updates",
+    "train.episode_deadline_s",
+)
+
+
+class StopRequestedError(BaseException):
+    """SIGINT or SIGTERM arrived; not an ``Exception``, so nothing but the run itself catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+@dataclass(slots=True)
+class StopSignal:
+    """Remembers the first SIGINT or SIGTERM until the run asks; the second ends the process at once."""
+
+    number: int | None = None
+
+    def check(self) -> None:
+        """Raise ``StopRequestedError`` once a signal has come."""
+        if self.number is not None:
+            raise StopRequestedError(self.number)
+
+    def arrive(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Handle a signal."""
+        if self.number is not None:
+            os._exit(128 + number)
+        self.number = number
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopSignal]:
+    """Catch SIGINT and SIGTERM inside the block, and restore what was there before."""
+    stop = StopSignal()
+    before = {number: signal.signal(number, stop.arrive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start(recipe: Recipe, run_dir: Path, listener: Listener) -> Mapping[str, Json]:
+    """Train a recipe from the beginning in a new folder; return its summary."""
+    if run_dir.exists() and any(run_dir.iterdir()):
+        raise ConfigError(f"{run_dir} is not empty; nothing was changed. Use --resume to go on, or another --out")
+    recipe = check_env_fits(recipe)
+    lineup = assemble(recipe)
+    check_writable(run_dir)
+    with RunLock(run_dir):
+        atomic_write_json(run_dir / RECIPE, dump_recipe(recipe))
+        return _train(lineup, run_dir, listener)
+
+
+def resume(run_dir: Path, recipe: Recipe | None, listener: Listener, accept_changes: bool) -> Mapping[str, Json]:
+    """Go on with a run from its newest whole checkpoint; return its summary.
+
+    ``recipe``, if given, is compared with the run's own: incompatible changes are refused, compatible ones need
+    ``accept_changes``.
+    """
+    if not (run_dir / RECIPE).is_file():
+        raise ConfigError(f"{run_dir} holds no run ({RECIPE} is missing); leave --resume out to start one")
+    own = read_recipe(run_dir / RECIPE)
+    if recipe is not None:
+        recipe = check_env_fits(recipe)
+        check_changes(dump_recipe(own), dump_recipe(recipe), accept_changes)
+    lineup = assemble(check_env_fits(recipe or own))
+    with RunLock(run_dir):
+        atomic_write_json(run_dir / RECIPE, dump_recipe(lineup.recipe))
+        return _train(lineup, run_dir, listener)
+
+
+def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool) -> None:
+    """Raise ``ConfigError`` showing the difference of two resolved recipes, unless it is compatible and accepted."""
+    before, after = _flat(old), _flat(new)
+    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    if not changed:
+        return
+    lines = "\n".join(f"  {key}: {before.get(key, '(absent)')!r} -> {after.get(key, '(absent)')!r}" for key in changed)
+    refused = [key for key in changed if not key.startswith(_COMPATIBLE)]
+    if refused:
+        raise ConfigError(
+            f"the recipe differs from the run's in keys that cannot change while it runs ({', '.join(refused)}):"
+            f"\n{lines}\nStart a new run for it, or resume without these changes"
+        )
+    if not accept:
+        raise ConfigError(
+            f"the recipe differs from the run's:\n{lines}\nAdd --accept-changes to go on with the new values"
+        )
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table's values by dotted key."""
+    rows: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            rows |= _flat(value, f"{prefix}{key}.")
+        else:
+            rows[prefix + key] = value
+    return rows
+
+
+def _train(lineup: Lineup, run_dir: Path, listener: Listener) -> Mapping[str, Json]:
+    """Train in a locked folder, from its newest checkpoint if it has one."""
+    began = time.monotonic()
+    with Recorder(run_dir) as recorder, stop_signals() as stop:
+
+        def check_stop() -> None:
+            stop.check()
+            listener.stop()
+
+        run = Run(lineup, run_dir, recorder, replace(listener, stop=check_stop))
+        checkpoint = CheckpointStore(run_dir, keep=lineup.recipe.train.keep).latest(recorder.event)
+        if checkpoint is None:
+            if read_rows(run_dir / "metrics.jsonl"):
+                raise CheckpointError(f"{run_dir} has metrics but no checkpoint; start over in another folder")
+            for journal in recorder.journals:
+                journal.unlink(missing_ok=True)
+        else:
+            truncate_journals(run_dir, checkpoint)
+            run.restore(checkpoint)
+            recorder.event("resumed", step=run.next_step, checkpoint=checkpoint.path.name)
+        for tracker in open_trackers(
+            lineup.recipe.trackers, run_dir, dump_recipe(lineup.recipe), recorder.failure, run.next_step
+        ):
+            recorder.add_tracker(tracker)
+        try:
+            if checkpoint is None:
+                run.warm_start()
+                _final(run, "before")
+                run.save()
+            run.train()
+            _final(run, "after")
+        except StopRequestedError:
+            if run.learners:
+                run.save()
+            recorder.event("stopped", step=run.next_step)
+            raise
+        summary = summarise(run, time.monotonic() - began)
+        atomic_write_json(run_dir / SUMMARY, summary)
+        draw_curves(run_dir)
+    return summary
+
+
+def _final(run: Run, name: str) -> tuple[Score, Score]:
+    """Evaluate on the final split as it is trained, and greedily beside it."""
+    table = run.recipe.eval
+    sampled = run.evaluate(name, table.final_split, table.final_tasks, table.temperature)
+    return sampled, run.evaluate(f"{name}_greedy", table.final_split, table.final_tasks, 0.0)
+
+
+def summarise(run: Run, total_s: float) -> dict[str, Json]:
+    """Return the content of ``summary.json``, read from the journals."""
+    rows = read_rows(run.recorder.run_dir / "eval.jsonl")
+    by_name: dict[str, Json] = {}
+    for row in rows:
+        name = row.get("name")
+        if name in ("before", "before_greedy", "after", "after_greedy"):
+            by_name[str(name)] = row
+    return {
+        "description": run.recipe.description,
+        "seed": run.recipe.seed,
+        "steps": run.next_step,
+        "minutes": round(run.spent_s / 60.0, 2),
+        "minutes_with_warm_start_and_evaluation": round(total_s / 60.0, 2),
+        "tokens_generated": run.tokens_generated,
+        "imitation_loss": dict(run.imitation),
+        "best_validation": run.best,
+        **by_name,
+    }
