@@ -64,7 +64,8 @@ class Team(Protocol):
 class EnvOptions(BaseModel):
     """Options of an env, set by the recipe's ``[env]`` table. Subclass it; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # The docstring under an option is what the command line shows of it.
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     roles: tuple[str, ...] | None = None
     """The roles that play; ``None`` means all of the env's."""

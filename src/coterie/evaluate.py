@@ -23,7 +23,7 @@ class Score:
     """What an evaluation found. ``success`` is the mean over tasks of the share of their plays that were solved.
 
     ``ci95`` is its 95% bootstrap interval over tasks. ``by_label``: success and number of tasks by each label of the
-    env. Failed episodes are not counted as unsolved; they are in ``failed``.
+    env, ``label_ci95`` the interval of each. Failed episodes are not counted as unsolved; they are in ``failed``.
     """
 
     split: str
@@ -37,6 +37,7 @@ class Score:
     reward_team: float | None
     rounds: float | None
     by_label: Mapping[str, tuple[float, int]]
+    label_ci95: Mapping[str, tuple[float, float]]
     metrics: Mapping[str, float]
 
     def row(self) -> dict[str, Json]:
@@ -55,6 +56,7 @@ class Score:
         row |= {f"pass@{k}": value for k, value in self.pass_at_k.items()}
         for label, (success, tasks) in sorted(self.by_label.items()):
             row |= {f"by/{label}/success": success, f"by/{label}/tasks": tasks}
+            row[f"by/{label}/success_ci95"] = list(self.label_ci95[label])
         return row | {f"metric/{name}": value for name, value in sorted(self.metrics.items())}
 
 
@@ -116,6 +118,7 @@ def score_episodes(episodes: Iterable[Episode], *, split: str, plays: int, tempe
         reward_team=mean(rewards),
         rounds=mean(rounds),
         by_label={name: (sum(values) / len(values), len(values)) for name, values in labels.items()},
+        label_ci95={name: bootstrap_ci95(values) for name, values in labels.items()},
         metrics={name: sum(values) / len(values) for name, values in metrics.items()},
     )
 

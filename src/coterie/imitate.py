@@ -90,7 +90,7 @@ def imitate(
     weights = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
     autocast = train.precision == "bfloat16"
     schedule = OptimizerTable(lr=table.lr, warmup_steps=table.warmup_steps, schedule="linear")
-    optimizer = torch.optim.AdamW(weights, lr=table.lr, betas=(0.9, 0.98), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(weights, lr=table.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     order: list[int] = []
     losses: list[float] = []
     for step in range(table.steps):

@@ -152,6 +152,7 @@ class Learner:
             betas=table.optimizer.betas,
             eps=table.optimizer.eps,
             weight_decay=table.optimizer.weight_decay,
+            fused=True,
         )
 
     def step(self, samples: Sequence[Sample]) -> Update:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
@@ -16,7 +16,7 @@ from coterie.env import Env, make_env
 from coterie.errors import ConfigError
 from coterie.keyed import keyed_random
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import load
+from coterie.models.loading import LoadedModel, load
 from coterie.models.policy import Policy
 from coterie.rollout import Event, ExpertDraw, Limits, Rollout
 from coterie.team import Plan, Seating
@@ -32,6 +32,8 @@ class Lineup:
     engine: Engine
     bases: Mapping[str, PreTrainedModel]
     """Frozen copies of models as loaded, for policies whose KL refers to their base."""
+    loaded: Mapping[str, LoadedModel] = field(default_factory=dict)
+    """The policies' models (the same objects) with their tokenizers, as ``models.loading.save`` takes them."""
 
     def make_env(self) -> Env:
         """Return a fresh env."""
@@ -146,8 +148,9 @@ def assemble(recipe: Recipe) -> Lineup:
         torch.set_num_threads(recipe.train.threads)
     policies: dict[str, Policy] = {}
     bases: dict[str, PreTrainedModel] = {}
+    models: dict[str, LoadedModel] = {}
     for name, table in recipe.policies.items():
-        loaded = load(table.model, seed=recipe.seed, dtype=table.dtype, context=table.context)
+        loaded = models[name] = load(table.model, seed=recipe.seed, dtype=table.dtype, context=table.context)
         renderer = ChatRenderer(loaded.tokenizer, template=table.template, options=table.template_options)
         loaded.model.requires_grad_(table.train != "frozen")
         if table.kl.coef > 0.0 and table.kl.reference == "base":
@@ -159,7 +162,7 @@ def assemble(recipe: Recipe) -> Lineup:
             context=loaded.context,
             end_ids=frozenset(loaded.end_ids | renderer.end_ids),
         )
-    lineup = Lineup(recipe=recipe, policies=policies, engine=TorchEngine(policies), bases=bases)
+    lineup = Lineup(recipe=recipe, policies=policies, engine=TorchEngine(policies), bases=bases, loaded=models)
     for role, seating in lineup.seats().items():
         if seating.sampling.max_tokens >= seating.context:
             raise ConfigError(

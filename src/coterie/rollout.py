@@ -49,7 +49,7 @@ class _Guest:
         self.deadline = deadline
         self.deadline_s = deadline_s
         self.waiting: list[tuple[Request, asyncio.Future[tuple[Completion, ...]]]] = []
-        self.team: LiveTeam | None = None
+        self.num_scoring = 0
         self.gone = False
 
     async def draw(self, request: Request, expert: Expert | None) -> tuple[Completion, ...]:
@@ -58,21 +58,33 @@ class _Guest:
             raise EnvError(f"act {request.act} of {request.episode.text()} came after its episode had ended")
         if self.batcher.expert is not None:
             return self.batcher.expert(request, expert)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[tuple[Completion, ...]] = loop.create_future()
+        future: asyncio.Future[tuple[Completion, ...]] = asyncio.get_running_loop().create_future()
         self.waiting.append((request, future))
-        self.deadline.reschedule(None)
-        self.batcher.news()
+        self._changed()
         try:
             return await future
         finally:
-            if not self.gone and not self.waiting and not self.deadline.expired():
-                self.deadline.reschedule(loop.time() + self.deadline_s)
+            # still on the list only if the env itself gave up on the act, for example by a timeout of its own
+            self.waiting = [item for item in self.waiting if item[1] is not future]
+            self._changed()
+
+    def scoring(self, change: int) -> None:
+        """Count the acts whose candidates are being scored; a batch does not run meanwhile."""
+        self.num_scoring += change
+        self._changed()
+
+    def _changed(self) -> None:
+        """Let the deadline stand still while this episode can do nothing but wait, start it anew otherwise."""
+        if self.gone or self.deadline.expired():
+            return
+        loop = asyncio.get_running_loop()
+        self.deadline.reschedule(None if self.idle else loop.time() + self.deadline_s)
+        self.batcher.news()
 
     @property
     def idle(self) -> bool:
         """True when this episode can only go on after a batch."""
-        return bool(self.waiting) and (self.team is None or self.team.num_scoring == 0)
+        return bool(self.waiting) and self.num_scoring == 0
 
     def leave(self) -> None:
         """Take this attempt from the table; acts it left behind are dropped."""
@@ -256,28 +268,43 @@ class Rollout:
             plan=self.plan,
             draw=guest.draw,
             record=lambda failure: self.event("score_failed", {"where": failure.where, "error": failure.message}),
+            scoring=guest.scoring,
             replayed=play.replayed,
         )
-        guest.team = team
         batcher.guests.append(guest)
-        env = self.make_env()
-        where = f"env {type(env).__name__}, task {play.task.id!r}, attempt of {play.key.text()}"
         try:
-            with guarded(where, record):
-                async with deadline:
-                    try:
-                        outcome = await env.play(play.task, team)
-                    except ContextOverflowError as full:
-                        if not team.turns:
-                            raise
-                        self.event("context_overflow", {"episode": play.key.text(), "error": str(full)})
-                        outcome = Outcome(success=False, team=None, truncated=True, metrics={"context_overflow": 1.0})
-                if not isinstance(outcome, Outcome):
-                    wrong, outcome = outcome, None
-                    raise EnvError(f"play() must return an Outcome, got {type(wrong).__name__}")
+            with guarded(f"play of task {play.task.id!r}, {play.key.text()}", record):
+                try:
+                    async with deadline:
+                        outcome = await self._outcome(play, team)
+                except TimeoutError as error:
+                    if not deadline.expired():
+                        raise
+                    raise EnvError(
+                        f"nothing came from the env or its scorers for {self.limits.deadline_s:g} s after act "
+                        f"{team.num_acts - 1}; see train.episode_deadline_s"
+                    ) from error
         finally:
             guest.leave()
         return tuple(sorted(team.turns, key=lambda turn: (turn.act, turn.candidate))), outcome
+
+    async def _outcome(self, play: Play, team: LiveTeam) -> Outcome:
+        """Return the outcome of a fresh env's play; a context that is full after the first act ends it truncated."""
+        try:
+            outcome = await self.make_env().play(play.task, team)
+        except ContextOverflowError as full:
+            if not team.turns:
+                raise
+            self.event("context_overflow", {"episode": play.key.text(), "error": str(full)})
+            return Outcome(success=False, team=None, truncated=True, metrics={"context_overflow": 1.0})
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # by the deadline or the end of the rollout
+                raise
+            raise EnvError("play() let a CancelledError of a task it had cancelled itself escape") from error
+        if not isinstance(outcome, Outcome):
+            raise EnvError(f"play() must return an Outcome, got {type(outcome).__name__}")
+        return outcome
 
 
 def plays_of(tasks: Sequence[Task], *, seed: int, purpose: Purpose, step: int, episodes_per_task: int) -> list[Play]:

@@ -19,7 +19,7 @@ from coterie.engines import Completion, Request, Sampling
 from coterie.env import Expert, Prompt, Score
 from coterie.errors import EnvError, guarded
 from coterie.keyed import keyed_random, stable_hash
-from coterie.types import EpisodeKey, Failure, Played, Scored, StopReason, Turn
+from coterie.types import EpisodeKey, Failure, Played, Reward, Scored, StopReason, Turn
 
 _SEAT = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?")
 
@@ -87,19 +87,23 @@ class LiveTeam:
         plan: Plan,
         draw: Draw,
         record: Callable[[Failure], None],
+        scoring: Callable[[int], None] = lambda change: None,  # noqa: ARG005
         replayed: Sequence[Turn] = (),
     ) -> None:
-        """Seat a team for one episode; ``replayed`` turns are taken as the played ones of their acts, not drawn."""
+        """Seat a team for one episode; ``replayed`` turns are taken as the played ones of their acts, not drawn.
+
+        ``scoring`` is told +1 before the candidates of an act are scored and -1 after, whatever happens.
+        """
         self.rng: random.Random = keyed_random(key.seed, "env", key.purpose, key.step, key.task_id, key.index)
         self.turns: list[Turn] = []
-        self.num_scoring = 0
         self._key = key
         self._seats = seats
         self._plan = plan
         self._draw = draw
         self._record = record
+        self._scoring = scoring
         self._replayed = {turn.act: turn for turn in replayed if turn.played}
-        self._num_acts = 0
+        self.num_acts = 0
         self._rounds: Counter[str] = Counter()
 
     async def act(
@@ -112,8 +116,8 @@ class LiveTeam:
         expert: Expert | None = None,
     ) -> Played[Any]:
         """Ask a role and return the turn the episode goes on from; see ``coterie.env.Team.act``."""
-        act = self._num_acts  # given in call order, before the first await
-        self._num_acts += 1
+        act = self.num_acts  # given in call order, before the first await
+        self.num_acts += 1
         name, seat = self._seat_of(role)
         seating = self._seats[name]
         here = self._rounds[role] if round is None else round
@@ -122,9 +126,12 @@ class LiveTeam:
         peers = self._peers(request, here)
         old = self._replayed.get(act)
         completions = _recorded(old, request) if old is not None else await self._draw(request, expert)
-        self.num_scoring += 1
-        verdicts = await asyncio.gather(*(self._judge(score, request, completion) for completion in completions))
-        self.num_scoring -= 1
+        self._scoring(+1)
+        try:
+            verdicts = await asyncio.gather(*(self._judge(score, request, completion) for completion in completions))
+        finally:
+            self._scoring(-1)
+        numbers = request.candidates if old is None else (old.candidate,)
         turns = [
             Turn(
                 episode=self._key,
@@ -147,7 +154,7 @@ class LiveTeam:
                 reward=None if verdict.scored is None else verdict.scored.reward,
                 error=None if verdict.failure is None else f"{verdict.failure.kind}: {verdict.failure.message}",
             )
-            for candidate, completion, verdict in zip(request.candidates, completions, verdicts, strict=True)
+            for candidate, completion, verdict in zip(numbers, completions, verdicts, strict=True)
         ]
         chosen = self._choose(turns, verdicts, score is not None)
         turns[chosen] = replace(turns[chosen], played=True)
@@ -194,7 +201,8 @@ class LiveTeam:
         parts = [key.purpose, str(key.step)]
         values = {
             "task": f"task={key.task_id}",
-            "role": f"role={request.role}",
+            # another seat of the role is another agent, with another prompt: no common baseline
+            "role": f"role={request.role}[{request.seat}]",
             "round": f"round={round}",
             "prompt": f"prompt={stable_hash(*request.prompt_ids):016x}",
         }
@@ -213,6 +221,7 @@ class LiveTeam:
                     scored = await scored
                 if not isinstance(scored, Scored):
                     raise EnvError(f"score must return Scored(reward, result), got {type(scored).__name__}")
+                _check_reward(scored.reward)
                 return _Verdict(scored, None)
         self._record(failures[-1])
         return _Verdict(None, failures[-1])
@@ -241,6 +250,15 @@ class LiveTeam:
     def value(self, turn: Turn) -> float | None:
         """Return alpha * team + local of a turn, or ``None`` without a finite verdict."""
         return reward_value(turn, self._plan.alpha)
+
+
+def _check_reward(reward: Reward) -> None:
+    """Raise ``EnvError`` unless both parts are numbers or ``None``; whether they are finite is credit's business."""
+    for name, part in (("team", reward.team), ("local", reward.local)):
+        if part is not None and not isinstance(part, int | float):
+            raise EnvError(
+                f"Reward.{name} is {part!r} ({type(part).__name__}): expected a float, or None for no verdict"
+            )
 
 
 def reward_value(turn: Turn, alpha: float) -> float | None:

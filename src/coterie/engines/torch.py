@@ -170,7 +170,7 @@ class _Batch:
                 input_ids=tokens_BK,
                 attention_mask=mask_BKS,
                 position_ids=(lengths_B + position)[:, None].expand(-1, self.K),
-                past_key_values=cache,
+                cache=cache,
                 use_cache=True,
             ).logits
             position += 1
@@ -190,7 +190,7 @@ class _Batch:
             input_ids=ids_BP.to(self.device),
             attention_mask=mask_BPP[:, None],
             position_ids=places_BP.clamp(min=0),
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
             logits_to_keep=1,
         ).logits

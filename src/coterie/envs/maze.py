@@ -101,6 +101,10 @@ class Attempt:
         """Return the moves filled with ``-`` to a fixed width."""
         return self.moves.ljust(width, "-")
 
+    def draw(self) -> str:
+        """Return the map after the answer, for people."""
+        return self.board.draw()
+
     def sentence(self) -> str:
         """Return what happened in English."""
         if self.mark == "?":

@@ -109,6 +109,11 @@ class Attempt:
     grid: str
     board: Board
 
+    def draw(self) -> str:
+        """Return the grid that was placed last (the clues before the first), for people."""
+        cells, size = self.board.grid or self.board.clues, self.board.size
+        return "\n".join(" ".join(cells[start : start + size]) for start in range(0, len(cells), size))
+
 
 # ---- the scripted player ----------------------------------------------------------------------------------------
 
