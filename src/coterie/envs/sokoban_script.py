@@ -46,6 +46,10 @@ class Attempt:
         """Return the moves filled with ``-`` to a fixed width."""
         return self.moves.ljust(width, "-")
 
+    def draw(self) -> str:
+        """Return the level after the answer as XSB, for people."""
+        return self.position.xsb()
+
     def sentence(self) -> str:
         """Return what happened in English."""
         if not self.moves:
