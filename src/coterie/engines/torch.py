@@ -169,7 +169,8 @@ class _Batch:
             logits_BKV = self.model(
                 input_ids=tokens_BK,
                 attention_mask=mask_BKS,
-                position_ids=(lengths_B + position)[:, None].expand(-1, self.K),
+                # Ended rows that are still carried along may be beyond the context; learned positions end there.
+                position_ids=(lengths_B + position).clamp(max=self.policy.context - 1)[:, None].expand(-1, self.K),
                 cache=cache,
                 use_cache=True,
             ).logits
