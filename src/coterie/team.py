@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from coterie.credit import turn_value
 from coterie.engines import Completion, Request, Sampling
 from coterie.env import Expert, Prompt, Score
 from coterie.errors import EnvError, guarded
@@ -233,7 +234,7 @@ class LiveTeam:
         playable = [i for i, verdict in enumerate(verdicts) if verdict.scored is not None]
         if not playable:
             raise EnvError(f"no candidate of {turns[0].id()} could be scored: {turns[0].error}")
-        values = {i: self.value(turns[i]) for i in playable}
+        values = {i: turn_value(turns[i], self._plan.alpha) for i in playable}
         known = {i: value for i, value in values.items() if value is not None}
         if len(playable) == 1:
             return playable[0]
@@ -247,10 +248,6 @@ class LiveTeam:
         weights = [math.exp((value - best) / self._plan.select_temperature) for value in known.values()]
         return rng.choices(list(known), weights)[0]
 
-    def value(self, turn: Turn) -> float | None:
-        """Return alpha * team + local of a turn, or ``None`` without a finite verdict."""
-        return reward_value(turn, self._plan.alpha)
-
 
 def _check_reward(reward: Reward) -> None:
     """Raise ``EnvError`` unless both parts are numbers or ``None``; whether they are finite is credit's business."""
@@ -259,15 +256,6 @@ def _check_reward(reward: Reward) -> None:
             raise EnvError(
                 f"Reward.{name} is {part!r} ({type(part).__name__}): expected a float, or None for no verdict"
             )
-
-
-def reward_value(turn: Turn, alpha: float) -> float | None:
-    """Return r = alpha * team + local (design: section 5), or ``None`` where either part is missing or not finite."""
-    reward = turn.reward
-    if reward is None or reward.team is None or reward.local is None:
-        return None
-    value = alpha * float(reward.team) + float(reward.local)
-    return value if math.isfinite(value) else None
 
 
 def _stop_reason(completion: Completion, request: Request, seating: Seating) -> StopReason:
