@@ -321,3 +321,17 @@ def plays_of(tasks: Sequence[Task], *, seed: int, purpose: Purpose, step: int, e
             key = EpisodeKey(seed=seed, purpose=purpose, step=step, task_id=task.id, index=index)
             plays.append(Play(key=key, task=task))
     return plays
+
+
+def replay(rollout: Rollout, episode: Episode, upto: int) -> Episode:
+    """Return the episode played again: its acts before ``upto`` as recorded, from there on live.
+
+    A fresh env gets the recorded texts; the roles, seats and prompt ids it asks for must be the recorded ones, or it
+    fails with ``EnvError`` inside a ``TrainError``. So a branch is continued, or an act drawn anew, by whatever team,
+    engine and plan ``rollout`` has, as long as it renders prompts to the same ids. Taken-over turns are not trained.
+    """
+    recorded = episode.played
+    if not 0 <= upto <= len(recorded):
+        raise TrainError(f"replay of {episode.key.text()} up to act {upto}: it has acts 0 to {len(recorded) - 1}")
+    turns = tuple(turn for turn in recorded if turn.act < upto)
+    return rollout.run([Play(key=episode.key, task=episode.task, replayed=turns)])[0]
