@@ -21,7 +21,7 @@ EXACT_BOXES = 2
 EXACT_CELLS = 144
 """Up to this many boxes and cells of the rectangle (12 x 12), distances are exact and solutions shortest in moves."""
 MAX_NODES = 40_000
-"""Positions a search looks at before it gives up: 2 to 5 seconds."""
+"""Positions a search looks at before it gives up, on levels of up to four boxes: 2 to 5 seconds."""
 
 
 def is_small(level: Level) -> bool:
@@ -220,8 +220,9 @@ def solution(position: Position) -> Search:
     """Return the scripted solution: on small levels one with the fewest moves, on others one that is found soon."""
     if is_small(position.level):
         return search(position, "moves", 1, MAX_NODES)
-    found = search(position, "moves", 2, MAX_NODES // 5)
-    return found if found.status != "unknown" else search(position, "pushes", 2, MAX_NODES)
+    limit = MAX_NODES * 4 // max(4, position.boxes.bit_count())  # a position costs the more, the more boxes it has
+    found = search(position, "moves", 2, limit // 5)
+    return found if found.status != "unknown" else search(position, "pushes", 2, limit)
 
 
 def pushes_left(position: Position) -> int | None:
