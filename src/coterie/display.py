@@ -53,6 +53,7 @@ class RunDisplay:
         self._recipe = recipe
         self._clock = clock
         self._stage_name = ""
+        self._next = ""
         self._stage_began = 0.0
         self._stage_first = 0
         self._last_line = -math.inf
@@ -96,7 +97,7 @@ class RunDisplay:
         self.stage(f"warm start of {policy}", step - 1, steps)
         self._advance(step, steps, f"loss {loss:.3f}")
         if step == steps:
-            self.stage(self._final_stage("before"))
+            self._next = self._final_stage("before")
 
     def step(self, report: StepReport) -> None:
         """Show a training step: success of the selected paths, reward per role, speed."""
@@ -105,9 +106,9 @@ class RunDisplay:
         self._advance(done, report.steps, step_line(report.metrics, report.tokens_per_s))
         every = self._recipe.eval.every
         if done == report.steps:
-            self.stage(self._final_stage("after"))
+            self._next = self._final_stage("after")
         elif every and done % every == 0:
-            self._note(f"validating on {self._recipe.eval.tasks} tasks of {self._recipe.eval.split}")
+            self._next = f"validation on {self._recipe.eval.tasks} tasks of {self._recipe.eval.split}"
 
     def score(self, name: str, score: Score) -> None:
         """Print the result of an evaluation; these lines stay."""
@@ -120,7 +121,10 @@ class RunDisplay:
         )
 
     def stop(self) -> None:
-        """Never ask for a stop: signals do."""
+        """Never ask for a stop, signals do; but a batch that is about to run is the first of what comes next."""
+        if self._next:
+            self.stage(self._next)
+            self._next = ""
 
     # ---- machinery below ----------------------------------------------------------------------------------------
 
@@ -149,13 +153,6 @@ class RunDisplay:
         self._last_line = now
         left = (now - self._stage_began) / max(1, done - self._stage_first) * (total - done)
         self._line(f"{self._stage_name} {done}/{total}: {note}, {minutes(left)} left")
-
-    def _note(self, text: str) -> None:
-        """Show a passing remark: under the bar, or as a line."""
-        if self._bar is not None:
-            self._bar.note = text
-        else:
-            self._line(text)
 
     def _line(self, text: str) -> None:
         """Print one line that stays; it is never wrapped, so that logs can be searched by line."""

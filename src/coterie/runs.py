@@ -87,14 +87,21 @@ def stop_signals() -> Iterator[StopSignal]:
 
 def start(recipe: Recipe, run_dir: Path, listener: Listener) -> Mapping[str, Json]:
     """Train a recipe from the beginning in a new folder; return its summary."""
-    if run_dir.exists() and any(run_dir.iterdir()):
-        raise ConfigError(f"{run_dir} is not empty; nothing was changed. Use --resume to go on, or another --out")
+    refuse_used(run_dir)
     recipe = check_env_fits(recipe)
     lineup = assemble(recipe)
     check_writable(run_dir)
     with RunLock(run_dir):
         atomic_write_json(run_dir / RECIPE, dump_recipe(recipe))
         return _train(lineup, run_dir, listener)
+
+
+def refuse_used(run_dir: Path) -> None:
+    """Raise ``ConfigError`` unless the folder is absent or empty."""
+    if run_dir.exists() and not run_dir.is_dir():
+        raise ConfigError(f"{run_dir} is a file; give a folder that is new or empty with --out")
+    if run_dir.exists() and any(run_dir.iterdir()):
+        raise ConfigError(f"{run_dir} is not empty; nothing was changed. Use --resume to go on, or another --out")
 
 
 def resume(run_dir: Path, recipe: Recipe | None, listener: Listener, accept_changes: bool) -> Mapping[str, Json]:

@@ -1,0 +1,225 @@
+"""What a recipe will cost: tokens per step and memory per policy, measured where that is cheap, else stated roughly."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+from rich.table import Table
+
+from coterie.config import Recipe, dump_recipe
+from coterie.engines import Completion, Request
+from coterie.env import Expert
+from coterie.lineup import Lineup
+from coterie.models.loading import DTYPES
+from coterie.rollout import plays_of
+from coterie.types import Json, StopReason
+
+_DRY_TASKS = 2
+_VALUES_PER_LAYER = 16
+"""Values that a transformer layer keeps for its backward pass, per token and hidden unit: about so many."""
+_LOGIT_COPIES = 3
+"""Logits, log-probs and their gradient, each in float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleLoad:
+    """What a role does in one task of a training step, at most: acts, candidates of all acts, and token counts.
+
+    ``prompt_tokens`` is the longest prompt of a play in which every answer is empty.
+    """
+
+    role: str
+    policy: str
+    acts: int
+    candidates: int
+    prompt_tokens: int
+    max_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens generated for the role in one task."""
+        return self.candidates * self.max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyMemory:
+    """Bytes of one policy: weights, what training adds to them, and its activations at most (a rough number)."""
+
+    policy: str
+    parameters: int
+    weights: int
+    gradients: int
+    optimizer: int
+    references: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it; the cache of generation is not in it."""
+        return self.weights + self.gradients + self.optimizer + self.references + self.activations
+
+
+def role_loads(lineup: Lineup) -> list[RoleLoad]:
+    """Return the load of each role, from playing some training tasks with empty answers: no model runs.
+
+    An episode is then as long as it can get, because nothing is solved. Raises what an env that cannot play raises.
+    """
+
+    def nothing(request: Request, expert: Expert | None) -> tuple[Completion, ...]:  # noqa: ARG001
+        end = lineup.policies[request.policy].renderer.end_id
+        return (Completion(ids=(end,), logprobs=(0.0,), text="", stop_reason=StopReason.END),) * len(request.candidates)
+
+    rollout = lineup.rollout(training=True, event=_ignore, before_batch=_go_on, expert=nothing)
+    sampling = lineup.recipe.sampling
+    tasks = lineup.make_env().tasks("train", 0, _DRY_TASKS)
+    repeats = sampling.num_candidates if sampling.mode == "chain" else 1
+    episodes = rollout.run(plays_of(tasks, seed=lineup.recipe.seed, purpose="play", step=0, episodes_per_task=repeats))
+    acts: dict[str, dict[str, set[tuple[int, int]]]] = defaultdict(lambda: defaultdict(set))
+    candidates: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    prompts: dict[str, int] = defaultdict(int)
+    for episode in episodes:
+        for turn in episode.turns:
+            acts[turn.role][episode.key.task_id].add((episode.key.index, turn.act))
+            candidates[turn.role][episode.key.task_id] += 1
+            prompts[turn.role] = max(prompts[turn.role], len(turn.prompt_ids))
+    return [
+        RoleLoad(
+            role=role,
+            policy=seating.policy,
+            acts=max(map(len, acts[role].values()), default=0),
+            candidates=max(candidates[role].values(), default=0),
+            prompt_tokens=prompts[role],
+            max_tokens=seating.sampling.max_tokens,
+        )
+        for role, seating in lineup.seats().items()
+    ]
+
+
+def policy_memory(lineup: Lineup, name: str) -> PolicyMemory:
+    """Return the memory of one policy, by its parameters and the recipe.
+
+    AdamW keeps two float32 values per trained weight, and a float32 copy of weights of another type. Activations are
+    those of one full micro-batch: 16 values per layer, token and hidden unit, and three float32 rows of logits a token.
+    """
+    recipe, model = lineup.recipe, lineup.policies[name].model
+    table = recipe.policies[name]
+    size = DTYPES[table.dtype].itemsize
+    total = sum(weight.numel() for weight in model.parameters())
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    learns = name in recipe.trained_policies
+    config = model.config.get_text_config()
+    width = 2 if recipe.train.precision == "bfloat16" else size
+    per_token = config.num_hidden_layers * config.hidden_size * _VALUES_PER_LAYER * width
+    per_token += config.vocab_size * _LOGIT_COPIES * 4
+    return PolicyMemory(
+        policy=name,
+        parameters=total,
+        weights=total * size,
+        gradients=trained * size,
+        optimizer=trained * (8 + (0 if size == 4 else 8)) if learns else 0,
+        references=total * size if learns and table.kl.coef > 0.0 else 0,
+        activations=recipe.train.micro_batch_tokens * per_token if learns else 0,
+    )
+
+
+# ---- tables -------------------------------------------------------------------------------------------------------
+
+
+def recipe_table(recipe: Recipe, resolved: Recipe) -> Table:
+    """Return every key of a recipe with its value; ``default`` marks those that ``recipe``, as written, leaves out.
+
+    ``resolved`` has the env's own defaults too.
+    """
+    table = Table("key", "value", "", title="Recipe", title_justify="left")
+    written = set(_written(recipe, ""))
+    for key, value in _flat(dump_recipe(resolved), ""):
+        given = any(key == name or key.startswith(f"{name}.") for name in written)
+        table.add_row(key, _shown(value), "" if given else "default", style=None if given else "dim")
+    return table
+
+
+def load_table(loads: list[RoleLoad], recipe: Recipe) -> Table:
+    """Return what the roles do in one training step, with the most tokens it can generate."""
+    tasks = recipe.train.tasks_per_step
+    total = sum(load.tokens for load in loads) * tasks
+    title = f"One step: {tasks} tasks, at most {total:,} tokens generated"
+    table = Table(title=title, title_justify="left")
+    for column in ("role", "policy"):
+        table.add_column(column)
+    for column in ("acts per task", "answers per task", "prompt tokens", "answer tokens", "tokens a step"):
+        table.add_column(column, justify="right")
+    for load in loads:
+        counts = (load.acts, load.candidates, load.prompt_tokens, load.max_tokens, load.tokens * tasks)
+        table.add_row(load.role, load.policy, *(f"{count:,}" for count in counts))
+    return table
+
+
+def memory_table(memories: list[PolicyMemory]) -> Table:
+    """Return the memory of the policies, in readable units."""
+    table = Table(title="Memory, about (without the cache of generation)", title_justify="left")
+    table.add_column("policy")
+    for column in ("parameters", "weights", "gradients", "optimiser", "references", "activations", "total"):
+        table.add_column(column, justify="right")
+    for memory in memories:
+        parts = (memory.weights, memory.gradients, memory.optimizer, memory.references, memory.activations)
+        sizes = [readable_bytes(part) for part in (*parts, memory.total)]
+        table.add_row(memory.policy, f"{memory.parameters:,}", *sizes)
+    return table
+
+
+def readable_bytes(count: int) -> str:
+    """Return a number of bytes in the largest binary unit that leaves at least 1: 1536 -> ``"1.5 KiB"``."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024.0 and len(units) > 1:
+        value /= 1024.0
+        units.pop(0)
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+# ---- machinery below ----------------------------------------------------------------------------------------------
+
+
+def _ignore(kind: str, fields: Mapping[str, str | int]) -> None:
+    """Tell nobody: what fails here is raised."""
+
+
+def _go_on() -> None:
+    """Let the batch run."""
+
+
+def _written(value: object, prefix: str) -> Iterator[str]:
+    """Yield the dotted keys that were written, not filled in."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        for name, inner in value:
+            if name in value.model_fields_set:
+                alias = fields[name].alias if name in fields else None
+                yield from _written(inner, f"{prefix}{alias or name}.")
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _written(inner, f"{prefix}{name}.")
+    else:
+        yield prefix.removesuffix(".")
+
+
+def _flat(table: Mapping[str, Json], prefix: str) -> Iterator[tuple[str, Json]]:
+    """Yield (dotted key, value), depth first."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(value: Json) -> str:
+    """Return a value as a recipe writes it."""
+    if value is None:
+        return "(none)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(_shown(item) for item in value)}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
