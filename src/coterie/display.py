@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -195,14 +195,18 @@ def minutes(seconds: float) -> str:
 # ---- tables -------------------------------------------------------------------------------------------------------
 
 
-def before_after(summary: Mapping[str, Json]) -> Table:
+def titled(title: str, table: Table) -> RenderableType:
+    """Return a table under a title that may be wider than the table."""
+    return Group(Text(title, style="bold"), table)
+
+
+def before_after(summary: Mapping[str, Json]) -> RenderableType:
     """Return the result of a run: success before and after training with 95% intervals, sampled and greedy, by label.
 
     ``summary`` is the content of ``summary.json``: evaluation rows under ``before``, ``after`` and their ``_greedy``.
     """
     rows = {name: row for name, row in summary.items() if isinstance(row, Mapping)}
-    table = Table(title="Solved by plain play, with 95% intervals", title_justify="left")
-    table.add_column("tasks")
+    table = Table("tasks")
     table.add_column("number", justify="right")
     table.add_column("play")
     for column in ("before", "after"):
@@ -215,13 +219,12 @@ def before_after(summary: Mapping[str, Json]) -> Table:
             cells = (success_cell(before, prefix), success_cell(after, prefix))
             table.add_row(label if not suffix else "", number if not suffix else "", play, *cells)
         table.add_section()
-    return table
+    return titled("Solved by plain play, with 95% intervals", table)
 
 
-def score_table(row: Mapping[str, Json], title: str) -> Table:
+def score_table(row: Mapping[str, Json], title: str) -> RenderableType:
     """Return one evaluation: success with its 95% interval over all tasks and by label, and pass@k."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("tasks")
+    table = Table("tasks")
     table.add_column("number", justify="right")
     table.add_column("solved", justify="right")
     table.add_row("all", str(row.get("tasks")), success_cell(row, ""))
@@ -232,7 +235,7 @@ def score_table(row: Mapping[str, Json], title: str) -> Table:
     for key, value in row.items():
         if key.startswith("pass@") and isinstance(value, int | float):
             table.add_row(key, "", percent(value))
-    return table
+    return titled(title, table)
 
 
 def labels_of(rows: Iterable[Mapping[str, Json]]) -> list[str]:

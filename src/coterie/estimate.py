@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from coterie.config import Recipe, dump_recipe
+from coterie.display import titled
 from coterie.engines import Completion, Request
 from coterie.env import Expert
 from coterie.lineup import Lineup
@@ -133,20 +136,21 @@ def recipe_table(recipe: Recipe, resolved: Recipe) -> Table:
 
     ``resolved`` has the env's own defaults too.
     """
-    table = Table("key", "value", "", title="Recipe", title_justify="left")
+    table = Table()
+    for column in ("key", "value", ""):
+        table.add_column(column, overflow="fold")
     written = set(_written(recipe, ""))
     for key, value in _flat(dump_recipe(resolved), ""):
         given = any(key == name or key.startswith(f"{name}.") for name in written)
-        table.add_row(key, _shown(value), "" if given else "default", style=None if given else "dim")
+        table.add_row(key, Text(_shown(value)), "" if given else "default", style=None if given else "dim")
     return table
 
 
-def load_table(loads: list[RoleLoad], recipe: Recipe) -> Table:
+def load_table(loads: list[RoleLoad], recipe: Recipe) -> RenderableType:
     """Return what the roles do in one training step, with the most tokens it can generate."""
     tasks = recipe.train.tasks_per_step
     total = sum(load.tokens for load in loads) * tasks
-    title = f"One step: {tasks} tasks, at most {total:,} tokens generated"
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for column in ("role", "policy"):
         table.add_column(column)
     for column in ("acts per task", "answers per task", "prompt tokens", "answer tokens", "tokens a step"):
@@ -154,20 +158,26 @@ def load_table(loads: list[RoleLoad], recipe: Recipe) -> Table:
     for load in loads:
         counts = (load.acts, load.candidates, load.prompt_tokens, load.max_tokens, load.tokens * tasks)
         table.add_row(load.role, load.policy, *(f"{count:,}" for count in counts))
-    return table
+    return titled(f"One step: {tasks} tasks, at most {total:,} tokens generated", table)
 
 
-def memory_table(memories: list[PolicyMemory]) -> Table:
+def memory_table(memories: list[PolicyMemory]) -> RenderableType:
     """Return the memory of the policies, in readable units."""
-    table = Table(title="Memory, about (without the cache of generation)", title_justify="left")
-    table.add_column("policy")
-    for column in ("parameters", "weights", "gradients", "optimiser", "references", "activations", "total"):
-        table.add_column(column, justify="right")
+    table = Table("policy")
     for memory in memories:
-        parts = (memory.weights, memory.gradients, memory.optimizer, memory.references, memory.activations)
-        sizes = [readable_bytes(part) for part in (*parts, memory.total)]
-        table.add_row(memory.policy, f"{memory.parameters:,}", *sizes)
-    return table
+        table.add_column(memory.policy, justify="right")
+    table.add_row("parameters", *(f"{memory.parameters:,}" for memory in memories))
+    parts: dict[str, Callable[[PolicyMemory], int]] = {
+        "weights": lambda memory: memory.weights,
+        "gradients": lambda memory: memory.gradients,
+        "optimiser": lambda memory: memory.optimizer,
+        "references": lambda memory: memory.references,
+        "activations": lambda memory: memory.activations,
+        "total": lambda memory: memory.total,
+    }
+    for name, part in parts.items():
+        table.add_row(name, *(readable_bytes(part(memory)) for memory in memories))
+    return titled("Memory, about (without the cache of generation)", table)
 
 
 def readable_bytes(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from random import Random
 from typing import Any, Protocol, runtime_checkable
@@ -12,8 +13,11 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from coterie.credit import turn_value
 from coterie.env import Env, Expert, Prompt, Score, Team
-from coterie.team import reward_value
+from coterie.errors import ConfigError
+from coterie.lineup import Lineup
+from coterie.rollout import Event, plays_of
 from coterie.types import Episode, Json, Outcome, Played, Task, Turn
 
 _LAST_LINES = 12
@@ -77,6 +81,27 @@ class _WatchedTeam:
         if isinstance(played.result, Drawable):
             self._drawings[number] = played.result.draw()
         return played
+
+
+def play_one(
+    lineup: Lineup, *, split: str, index: int, training: bool, temperature: float, event: Event
+) -> tuple[Episode, list[str]]:
+    """Return the episode of task ``index`` of a split, and what each act led to ("" where the env draws nothing).
+
+    ``training`` draws the recipe's candidates at its temperatures; otherwise one per act at ``temperature``.
+    """
+    env = lineup.make_env()
+    available = env.num_tasks(split)
+    if available is not None and index >= available:
+        raise ConfigError(f"task {index}: split {split!r} has {available} tasks, numbered from 0")
+    drawings: list[str] = []
+    rollout = replace(
+        lineup.rollout(training=training, event=event, before_batch=lambda: None, temperature=temperature),
+        make_env=lambda: Watched(lineup.make_env(), drawings),
+    )
+    tasks = env.tasks(split, index, 1)
+    (episode,) = rollout.run(plays_of(tasks, seed=lineup.recipe.seed, purpose="play", step=0, episodes_per_task=1))
+    return episode, drawings
 
 
 def show_episode(
@@ -156,7 +181,7 @@ def _candidates(turns: Sequence[Turn], alpha: float, full: bool) -> Table:
         table.add_row(
             "played" if turn.played else "",
             str(turn.candidate),
-            _number(reward_value(turn, alpha)),
+            _number(turn_value(turn, alpha)),
             _number(team),
             _number(local),
             Text(plain(text) + plain("".join(marks)) or '""'),
@@ -166,7 +191,7 @@ def _candidates(turns: Sequence[Turn], alpha: float, full: bool) -> Table:
 
 
 def _value(turn: Turn, alpha: float) -> float:
-    value = reward_value(turn, alpha)
+    value = turn_value(turn, alpha)
     return float("-inf") if value is None else value
 
 
