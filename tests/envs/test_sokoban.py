@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pathlib
 import random
 import subprocess
 import sys
@@ -315,12 +316,20 @@ def test_a_task_that_is_no_level_of_this_env_is_an_env_error(text: str) -> None:
         ({"max_rounds": 0}, "env.max_rounds"),
         ({"style": "short"}, "env.style"),
         ({"box": 1}, "did you mean 'boxes'"),
-        ({"levels": "x.txt", "size": 6}, "would be ignored"),
+        ({"levels": "x.txt", "size": 7}, "would be ignored"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Json], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         make_env("sokoban", options)
+
+
+def test_resolved_options_with_a_level_file_can_be_read_back(tmp_path: pathlib.Path) -> None:
+    """A recipe's resolved copy writes out size, boxes and walls too; it must not be refused for that."""
+    file = tmp_path / "levels.txt"
+    file.write_text(ROOM + "\n")
+    resolved = make_env("sokoban", {"levels": str(file)}).options.model_dump(mode="json")
+    assert make_env("sokoban", resolved).options.model_dump(mode="json") == resolved
 
 
 # ---- the scripted player ----

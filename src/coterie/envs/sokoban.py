@@ -64,7 +64,9 @@ class SokobanOptions(EnvOptions):
 
     @model_validator(mode="after")
     def _made_or_read(self) -> SokobanOptions:
-        ignored = sorted({"size", "boxes", "walls"} & self.model_fields_set)
+        # Compared by value: a resolved recipe writes every default out, and must still be readable.
+        made = {"size": self.size, "boxes": self.boxes, "walls": self.walls}
+        ignored = sorted(name for name, value in made.items() if value != type(self).model_fields[name].default)
         if self.levels is not None and ignored:
             raise ValueError(f"{ignored} would be ignored with levels = {self.levels!r}: give one or the other")
         most = (self.size - 2) ** 2 // 4
