@@ -17,6 +17,8 @@ from coterie.models.tiny import tiny_model, tiny_tokenizer
 from coterie.types import EpisodeKey, Outcome, Reward, Sample, Scored, Task
 
 VOCAB = 102
+# Models this small are slower on several threads, and much slower on a machine that does something else too.
+torch.set_num_threads(1)
 RENDERER = ChatRenderer(tiny_tokenizer())
 
 
