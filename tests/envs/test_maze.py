@@ -10,12 +10,10 @@ from coterie.envs.grid import MOVES
 from coterie.envs.maze import (
     Attempt,
     Board,
+    answer_moves,
     best_moves,
     execute,
-    greedy_moves,
-    mistaken_moves,
-    planned_moves,
-    random_moves,
+    noisy_moves,
 )
 from coterie.errors import EnvError
 from coterie.types import Json, Task
@@ -60,7 +58,7 @@ def test_the_gains_of_a_closed_walk_sum_to_exactly_zero(length: int) -> None:
     for seed in range(100):
         rng, now, total = random.Random(seed), start, 0.0
         for _ in range(20):
-            after = execute(now, random_moves(now, rng, rng.randint(1, 4))).board
+            after = execute(now, noisy_moves(now, rng, 1.0, rng.randint(1, 4))).board
             total, now = total + (after.phi - now.phi), after
         total += start.phi - now.phi
         assert total == 0.0
@@ -137,32 +135,22 @@ def test_the_best_moves_walk_a_shortest_path() -> None:
     assert {best_moves(open_map, random.Random(seed), 9) for seed in range(20)} == {"DR", "RD"}
 
 
-def test_greedy_moves_ignore_the_walls() -> None:
-    assert greedy_moves(board(BEND), random.Random(0), 4) == "RR"
-    assert execute(board(BEND), "RR").mark == "!"
-    assert sorted(greedy_moves(board(["..G", "...", "S.."]), random.Random(0), 4)) == ["R", "R", "U", "U"]
-
-
-def test_random_moves_are_legal() -> None:
-    for seed in range(20):
-        moves = random_moves(board(BEND), random.Random(seed), 5)
-        assert execute(board(BEND), moves).mark in (".", "*")
-        assert 1 <= len(moves) <= 5
-
-
 def test_a_draft_as_good_as_any_is_taken_over_and_a_worse_one_is_not() -> None:
     start = board(["S..", "...", "..G"])
     rng = random.Random(0)
-    assert planned_moves(start, execute(start, "DRDRU"), rng, 5) == "DRDR"
-    assert planned_moves(start, execute(start, "RD"), rng, 2) == "RD"
+    assert answer_moves(start, execute(start, "DRDRU"), rng, 0.0, 5) == "DRDR"
+    assert answer_moves(start, execute(start, "RD"), rng, 0.0, 2) == "RD"
     for bad in ("RL", "R", "RRRR", "U", ""):
-        answer = planned_moves(start, execute(start, bad), rng, 4)
+        answer = answer_moves(start, execute(start, bad), rng, 0.0, 4)
         assert execute(start, answer).mark == "*", bad
 
 
-def test_mistakes_are_well_formed_and_of_several_kinds() -> None:
+def test_noise_strays_per_move_and_goes_on_from_where_it_strayed() -> None:
     start = board(BEND)
-    draft = execute(start, "DU")
-    answers = {mistaken_moves(start, draft, random.Random(seed), 4) for seed in range(100)}
-    assert {"DU", "RR", "D", "DD"} <= answers  # the draft, greedy, and stopping early
+    assert noisy_moves(start, random.Random(0), 0.0, 9) == "DDRRUU"
+    answers = [noisy_moves(start, random.Random(seed), 0.5, 4) for seed in range(300)]
     assert all(1 <= len(answer) <= 4 and set(answer) <= set("UDLR") for answer in answers)
+    assert "DUDD" in answers  # strayed back up, and on from there
+    assert all(execute(start, answer).made >= len(answer) - 1 for answer in answers)  # nothing after a wall
+    # From the start only D is legal, and it is the best: right with 1 - 0.5 + 0.5 / 4 = 0.625.
+    assert abs(sum(answer[0] == "D" for answer in answers) / 300 - 0.625) < 0.1

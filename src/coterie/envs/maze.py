@@ -146,39 +146,29 @@ def best_moves(board: Board, rng: random.Random, limit: int) -> str:
     return moves
 
 
-def greedy_moves(board: Board, rng: random.Random, limit: int) -> str:
-    """Return up to ``limit`` moves straight towards the goal as if there were no walls."""
-    rows, columns = board.goal[0] - board.agent[0], board.goal[1] - board.agent[1]
-    moves = ["UD"[rows > 0]] * abs(rows) + ["LR"[columns > 0]] * abs(columns)
-    rng.shuffle(moves)
-    return "".join(moves[:limit])
+def noisy_moves(board: Board, rng: random.Random, noise: float, limit: int) -> str:
+    """Return moves of which each is, with probability ``noise``, any of the four; else the best from where it is made.
 
-
-def random_moves(board: Board, rng: random.Random, limit: int) -> str:
-    """Return ``limit`` random legal moves (fewer if they happen to reach the goal)."""
+    A move into a wall ends the answer: it would end there when executed.
+    """
     moves, now = "", board
     while len(moves) < limit and not now.solved:
-        move, now = rng.choice([(m, b) for m in MOVES if (b := now.after(m))])
+        move = rng.choice("UDLR") if rng.random() < noise else best_moves(now, rng, 1)
         moves += move
+        following = now.after(move)
+        if following is None:
+            break
+        now = following
     return moves
 
 
-def mistaken_moves(board: Board, draft: Attempt | None, rng: random.Random, limit: int) -> str:
-    """Return a plausible mistake: wandering, ignoring the walls, stopping early, or trusting whatever was drafted."""
-    kind = rng.choice(("wander", "greedy", "stop", "trust"))
-    if kind == "trust" and draft is not None and draft.moves:
-        return draft.moves
-    if kind == "greedy":
-        return greedy_moves(board, rng, limit)
-    if kind == "stop":
-        return best_moves(board, rng, limit)[: rng.randint(1, max(1, limit // 2))]
-    return random_moves(board, rng, limit)
+def answer_moves(board: Board, draft: Attempt | None, rng: random.Random, noise: float, limit: int) -> str:
+    """Return the script's answer: the draft where it is as short as any way, else moves of its own.
 
-
-def planned_moves(board: Board, draft: Attempt | None, rng: random.Random, limit: int) -> str:
-    """Return the best answer: the draft where it is as short as any, else a shortest path of one's own."""
-    if draft is not None and draft.mark in "*.":
+    With noise 0 it walks a shortest path. With more, a good draft is used more rarely, and the moves stray.
+    """
+    if draft is not None and draft.mark in "*." and rng.random() >= noise:
         here, there = board.distance[board.agent], draft.board.distance[draft.board.agent]
         if here - there == min(limit, here) == draft.made:
             return draft.moves[: draft.made]
-    return best_moves(board, rng, limit)
+    return noisy_moves(board, rng, noise, limit)

@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.grid import Grid, canonical, cells_of, distances, straight_distance
-from coterie.envs.maze import Attempt, Board, execute, mistaken_moves, planned_moves
+from coterie.envs.maze import Attempt, Board, answer_moves, execute
 from coterie.envs.splits import make_instance
 from coterie.errors import ConfigError
 from coterie.keyed import stable_hash
@@ -161,8 +161,7 @@ class PlanPath(Env):
 
     def _expert(self, board: Board, draft: Attempt | None) -> Expert:
         def expert(rng: random.Random, noise: float) -> str:
-            script = mistaken_moves if rng.random() < noise else planned_moves
-            return self._write(script(board, draft, rng, self.options.max_moves))
+            return self._write(answer_moves(board, draft, rng, noise, self.options.max_moves))
 
         return expert
 
