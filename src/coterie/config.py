@@ -19,6 +19,7 @@ from coterie.errors import ConfigError
 GroupKey = Literal["task", "role", "round", "prompt"]
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
@@ -45,7 +46,7 @@ class OptimizerTable(Table):
     """AdamW of one policy, and the schedule of its learning rate over optimiser steps."""
 
     lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-5
-    betas: tuple[Fraction, Fraction] = (0.9, 0.99)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
     eps: Annotated[float, Field(gt=0.0)] = 1e-8
     weight_decay: NonNegative = 0.0
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -105,7 +106,7 @@ class CreditTable(Table):
     alpha: NonNegative = 1.0
     scale: Literal["std", "none"] = "std"
     returns: Literal["turn", "discounted", "final"] = Field(default="turn", alias="return")
-    gamma: Fraction = 1.0
+    gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     group_by: tuple[GroupKey, ...] = ("task", "role", "round")
     """Chain mode: what turns must have in common to share a baseline. A tree always compares the K of one act."""
 

@@ -5,6 +5,7 @@ Loss on completion tokens only, the end token included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -93,6 +94,8 @@ def imitate(
     optimizer = torch.optim.AdamW(weights, lr=table.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     order: list[int] = []
     losses: list[float] = []
+    dtype = policy.model.dtype
+    _cast(weights, torch.float32)  # in bfloat16 small steps would be lost; see the master copies of Learner
     for step in range(table.steps):
         while len(order) < table.batch_acts:
             epoch = list(range(len(acts)))
@@ -108,13 +111,19 @@ def imitate(
             part = -(token_logprobs(logits, batch.targets_N) * batch.weights_N).sum()
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        norm = float(torch.nn.utils.clip_grad_norm_(weights, 1.0))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainError(
+                f"warm start of policy {policy.name!r}, step {step + 1}: loss {loss:g}, gradient norm {norm:g}; "
+                "expected finite numbers. Lower imitate.lr"
+            )
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(schedule, step, table.steps)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss)
         progress(policy.name, step + 1, table.steps, loss)
+    _cast(weights, dtype)
     tail = losses[-max(1, table.steps // 10) :]
     return sum(tail) / len(tail)
 
@@ -132,16 +141,27 @@ def warm_start(lineup: Lineup, event: Event, before_batch: Callable[[], None], p
     groups: dict[str, list[str]] = {}
     for name in recipe.trained_policies:
         groups.setdefault(_origin(recipe.policies[name]), []).append(name)
+
+    def tell(name: str, step: int, steps: int, loss: float) -> None:
+        before_batch()
+        progress(name, step, steps, loss)
+
     losses: dict[str, float] = {}
     for names in groups.values():
         first = lineup.policies[names[0]]
         seed = stable_hash(recipe.seed, "imitate")
-        loss = imitate(first, table, acts_of(episodes, names), seed, recipe.train, progress)
+        loss = imitate(first, table, acts_of(episodes, names), seed, recipe.train, tell)
         for name in names:
             losses[name] = loss
             if name != names[0]:
                 lineup.policies[name].model.load_state_dict(first.model.state_dict())
     return losses
+
+
+def _cast(weights: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> None:
+    """Change the weights' dtype in place. Weights only: the buffers of rotary positions have a dtype of their own."""
+    for weight in weights:
+        weight.data = weight.data.to(dtype)
 
 
 def _origin(table: PolicyTable) -> str:

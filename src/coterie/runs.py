@@ -19,7 +19,6 @@ from coterie.checkpoint import BEST, Checkpoint, CheckpointStore, truncate_journ
 from coterie.config import Recipe, dump_recipe, read_recipe
 from coterie.durable import RunLock, atomic_write_json, check_writable
 from coterie.errors import CheckpointError, ConfigError
-from coterie.evaluate import Score
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.manifest import NewerSchemaError, read_checkpoint
 from coterie.models.policy import Policy
@@ -32,10 +31,10 @@ from coterie.types import Json
 
 RECIPE = "recipe.json"
 SUMMARY = "summary.json"
-# Keys that do not change what is learned from a given state on; a resumed run may change them when told to.
+# Keys that do not change what is learned from a given state on (so do all of eval); a resumed run may change them when
+# told to.
 _COMPATIBLE = (
     "description",
-    "eval.",
     "trackers",
     "train.steps",
     "train.save_every",
@@ -100,7 +99,7 @@ def refuse_used(run_dir: Path) -> None:
     """Raise ``ConfigError`` unless the folder is absent or empty."""
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"{run_dir} is a file; give a folder that is new or empty with --out")
-    if run_dir.exists() and any(run_dir.iterdir()):
+    if run_dir.is_dir() and any(run_dir.iterdir()):
         raise ConfigError(f"{run_dir} is not empty; nothing was changed. Use --resume to go on, or another --out")
 
 
@@ -182,7 +181,7 @@ def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool) 
     if not changed:
         return
     lines = "\n".join(f"  {key}: {before.get(key, '(absent)')!r} -> {after.get(key, '(absent)')!r}" for key in changed)
-    refused = [key for key in changed if not key.startswith(_COMPATIBLE)]
+    refused = [key for key in changed if key not in _COMPATIBLE and not key.startswith("eval.")]
     if refused:
         raise ConfigError(
             f"the recipe differs from the run's in keys that cannot change while it runs ({', '.join(refused)}):"
@@ -232,10 +231,12 @@ def _train(lineup: Lineup, run_dir: Path, listener: Listener) -> Mapping[str, Js
         try:
             if checkpoint is None:
                 run.warm_start()
-                _final(run, "before")
+                run.owed = ["before", "before_greedy"]
+                run.pay()
                 run.save()
             run.train()
-            _final(run, "after")
+            run.owed = ["after", "after_greedy"]
+            run.pay()
         except StopRequestedError:
             if run.learners:
                 run.save()
@@ -245,13 +246,6 @@ def _train(lineup: Lineup, run_dir: Path, listener: Listener) -> Mapping[str, Js
         atomic_write_json(run_dir / SUMMARY, summary)
         draw_curves(run_dir)
     return summary
-
-
-def _final(run: Run, name: str) -> tuple[Score, Score]:
-    """Evaluate on the final split as it is trained, and greedily beside it."""
-    table = run.recipe.eval
-    sampled = run.evaluate(name, table.final_split, table.final_tasks, table.temperature)
-    return sampled, run.evaluate(f"{name}_greedy", table.final_split, table.final_tasks, 0.0)
 
 
 def summarise(run: Run, total_s: float) -> dict[str, Json]:

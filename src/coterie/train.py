@@ -19,7 +19,7 @@ from coterie.faults import fault_point
 from coterie.imitate import Progress, warm_start
 from coterie.learner import Learner, Update
 from coterie.lineup import Lineup, TaskStream
-from coterie.record import Recorder, mean
+from coterie.record import Recorder, flat_numbers, mean
 from coterie.rollout import plays_of
 from coterie.types import Credit, Episode, Json, Sample, Task
 
@@ -73,6 +73,7 @@ class Run:
         self.best: float | None = None
         self.tokens_generated = 0
         self.imitation: dict[str, float] = {}
+        self.owed: list[str] = []  # evaluations that are due and not written yet, by name
         self.spent_s = 0.0
 
     # ---- the loop -----------------------------------------------------------------------------------------------
@@ -80,6 +81,7 @@ class Run:
     def train(self) -> None:
         """Train from ``next_step`` to the last step of the recipe, saving and validating on the way."""
         began = time.monotonic() - self.spent_s
+        self.pay()
         for step in range(self.next_step, self.recipe.train.steps):
             self.listener.stop()
             start = time.monotonic()
@@ -92,7 +94,8 @@ class Run:
             self._note(step, played, metrics, (done - began, rolled - start, done - rolled))
             every = self.recipe.eval.every
             if every and self.next_step % every == 0 and self.next_step < self.recipe.train.steps:
-                self.validate()
+                self.owed.append("validation")
+                self.pay()
             self.spent_s = time.monotonic() - began
             if self.next_step % self.recipe.train.save_every == 0 or self.next_step == self.recipe.train.steps:
                 self.save()
@@ -153,6 +156,18 @@ class Run:
             for name in self.recipe.trained_policies
         }
 
+    def pay(self) -> None:
+        """Do the evaluations that are due. One that an interrupt cuts short stays due, in the checkpoint too."""
+        table = self.recipe.eval
+        while self.owed:
+            name = self.owed[0]
+            if name == "validation":
+                self.validate()
+            else:
+                temperature = 0.0 if name.endswith("_greedy") else table.temperature
+                self.evaluate(name, table.final_split, table.final_tasks, temperature)
+            del self.owed[0]
+
     def validate(self) -> Score:
         """Evaluate on the validation split; a new best is kept as ``checkpoints/best``."""
         table = self.recipe.eval
@@ -187,6 +202,7 @@ class Run:
             "tokens_generated": self.tokens_generated,
             "spent_s": self.spent_s,
             "imitation": dict(self.imitation),
+            "owed": list(self.owed),
             "torch_threads": torch.get_num_threads(),
         }
         return self.store.save(self.next_step, self._write, self.recorder.journals, meta)
@@ -202,6 +218,9 @@ class Run:
         self.tokens_generated = int(_number(meta, "tokens_generated"))
         self.spent_s = _number(meta, "spent_s")
         self.best = None if meta.get("best") is None else _number(meta, "best")
+        imitation, owed = meta.get("imitation"), meta.get("owed")
+        self.imitation = flat_numbers(imitation) if isinstance(imitation, Mapping) else {}
+        self.owed = [str(name) for name in owed] if isinstance(owed, list) else []
 
     # ---- machinery below ----------------------------------------------------------------------------------------
 
