@@ -1,0 +1,91 @@
+"""Costs of a recipe, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from coterie.config import Recipe, parse_recipe
+from coterie.errors import TrainError
+from coterie.estimate import policy_memory, readable_bytes, role_loads
+from coterie.lineup import Lineup, assemble, check_env_fits
+from coterie.types import Json
+
+MODEL = "tiny:width=16,layers=2,heads=2,positions=64"
+
+
+def recipe(*settings: tuple[str, str, Json], chain: bool = False) -> Recipe:
+    raw: dict[str, dict[str, Json]] = {
+        "env": {"name": "plan_path", "size": 3, "max_rounds": 3, "style": "compact"},
+        "policies": {"p": {"model": MODEL}, "f": {"model": MODEL, "train": "frozen"}},
+        "team": {"tool": "f", "planner": "p"},
+        "sampling": {"num_candidates": 4, "max_tokens": 5, "mode": "chain" if chain else "tree"},
+        "train": {"steps": 1, "micro_batch_tokens": 100},
+        "eval": {"tasks": 1, "final_tasks": 1},
+    }
+    for table, key, value in settings:
+        raw.setdefault(table, {})[key] = value
+    return parse_recipe(raw, "test")
+
+
+def lineup(*settings: tuple[str, str, Json], chain: bool = False) -> Lineup:
+    return assemble(check_env_fits(recipe(*settings, chain=chain)))
+
+
+def loads(team: Lineup) -> Sequence[tuple[object, ...]]:
+    return [(load.role, load.policy, load.acts, load.candidates, load.tokens) for load in role_loads(team)]
+
+
+def test_a_tree_draws_k_answers_of_trained_roles_and_one_of_frozen_ones() -> None:
+    # nothing is solved by empty answers, so there are 3 rounds; planner: 3 acts of 4 candidates of 5 tokens
+    assert loads(lineup()) == [("tool", "f", 3, 3, 15), ("planner", "p", 3, 12, 60)]
+
+
+def test_a_chain_plays_k_episodes_of_one_answer_per_act() -> None:
+    assert loads(lineup(chain=True)) == [("tool", "f", 12, 12, 60), ("planner", "p", 12, 12, 60)]
+
+
+def test_prompt_tokens_are_those_of_the_longest_prompt() -> None:
+    tool, planner = role_loads(lineup())
+    # map 4 * 4, last answer and mark 4 + 1, three control tokens (user, end, assistant); the planner's has one count
+    assert (tool.prompt_tokens, planner.prompt_tokens) == (16 + 5 + 3, 16 + 5 + 1 + 3)
+
+
+def test_a_prompt_that_does_not_fit_is_an_error_of_the_check_too() -> None:
+    with pytest.raises(TrainError, match="nothing is cut"):
+        role_loads(lineup(("env", "size", 8)))
+
+
+def test_memory_is_counted_by_parameter() -> None:
+    team = lineup()
+    trained, frozen = policy_memory(team, "p"), policy_memory(team, "f")
+    count = trained.parameters
+    assert count == sum(weight.numel() for weight in team.policies["p"].model.parameters())
+    # float32: 4 bytes of weights and of gradients, two moments of 4 bytes
+    assert (trained.weights, trained.gradients, trained.optimizer, trained.references) == (
+        4 * count,
+        4 * count,
+        8 * count,
+        0,
+    )
+    # 100 tokens of 2 layers * 16 units * 16 values * 4 bytes, and 3 float32 rows of 102 logits
+    assert trained.activations == 100 * (2 * 16 * 16 * 4 + 102 * 3 * 4)
+    assert (frozen.weights, frozen.gradients, frozen.optimizer, frozen.activations) == (4 * count, 0, 0, 0)
+    assert frozen.total == 4 * count
+
+
+def test_bfloat16_weights_have_float32_copies_and_a_kl_has_a_reference() -> None:
+    team = lineup(("policies", "p", {"model": MODEL, "dtype": "bfloat16", "kl": {"coef": 0.1}}))
+    memory = policy_memory(team, "p")
+    count = memory.parameters
+    # 2 bytes of weights and of the reference; per trained weight two moments, a copy and the copy's gradient
+    assert (memory.weights, memory.references, memory.optimizer) == (2 * count, 2 * count, 16 * count)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (5000 << 40, "5000.0 TiB")],
+)
+def test_bytes_are_readable(count: int, text: str) -> None:
+    assert readable_bytes(count) == text
