@@ -230,7 +230,7 @@ def test_a_run_that_fails_ends_with_1_and_a_message(recipe: Path, trained: Path,
 
 def test_ctrl_c_ends_with_130_and_leaves_a_run_that_goes_on(recipe: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    many = ["--set", "train.steps=100000", "--set", "train.save_every=100000"]
+    many = ["--set", "imitate.steps=1", "--set", "train.steps=100000", "--set", "train.save_every=100000"]
     command = [sys.executable, "-c", "from coterie.cli import main; main()", "train", str(recipe), "--out", str(run)]
     process = subprocess.Popen([*command, *many], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60.0

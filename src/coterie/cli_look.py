@@ -1,0 +1,72 @@
+"""The commands that only look: ``check``, ``recipes``, ``envs`` and ``check-env``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coterie.cli_options import AnyArgument, Settings
+from coterie.config import read_recipe
+from coterie.shipped import description_of, locate, shipped_recipes
+
+
+def check(recipe: AnyArgument, settings: Settings = None) -> None:
+    """Load everything a recipe names, and print it with every default, its tokens per step and its memory."""
+    from coterie.estimate import load_table, memory_table, policy_memory, recipe_table, role_loads
+    from coterie.lineup import assemble, check_env_fits
+
+    source = locate(recipe)
+    written = read_recipe(source.recipe, settings or ())
+    resolved = check_env_fits(written)
+    lineup = assemble(resolved)
+    loads = role_loads(lineup)
+    console = Console()
+    console.print(recipe_table(written, resolved))
+    console.print(load_table(loads, resolved))
+    console.print(memory_table([policy_memory(lineup, name) for name in resolved.policies]))
+    console.print(Text(f"{source.recipe} is a recipe that can be trained"), soft_wrap=True)
+
+
+def recipes() -> None:
+    """List the shipped recipes."""
+    table = Table("recipe", "what it trains", box=None, pad_edge=False)
+    for name, path in shipped_recipes().items():
+        table.add_row(name, Text(description_of(path)))
+    Console().print(table)
+
+
+def envs() -> None:
+    """List the environments that come with Coterie: their roles, and their options with defaults."""
+    from coterie.display import titled
+    from coterie.env import BUILT_IN, env_class
+
+    console = Console()
+    for name in BUILT_IN:
+        cls = env_class(name)
+        table = Table("option", "default", "meaning")
+        for option, field in cls.Options.model_fields.items():
+            default = "(none)" if field.default is None else str(field.default)
+            table.add_row(option, default, Text((field.description or "").replace("``", "").replace("\n", " ")))
+        console.print(titled(f"{name}, played by {', '.join(cls.roles)}", table))
+
+
+def check_env_contract(
+    env: Annotated[str, typer.Argument(metavar="NAME|MODULE:CLASS", help="The environment to test.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set an option of it, as in --set size=5.")
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="How many training tasks to test with.")] = 3,
+) -> None:
+    """Test an environment against the contract; exit code 1 where a check fails."""
+    from coterie.config import override
+    from coterie.testing import check_env
+
+    results = check_env(env, override({}, settings or ()), tasks=tasks)
+    for result in results:
+        typer.echo(f"{'ok  ' if result.passed else 'FAIL'}  {result.name}: {result.message}")
+    if not all(result.passed for result in results):
+        raise typer.Exit(1)

@@ -1,0 +1,118 @@
+"""The commands that play: ``eval`` and ``play``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from coterie.cli_options import AnyArgument, Checkpoint, Settings, Which, tell
+from coterie.config import read_recipe
+from coterie.errors import ConfigError
+from coterie.shipped import Source, locate
+
+if TYPE_CHECKING:
+    from coterie.lineup import Lineup
+
+
+def evaluate_team(
+    source: AnyArgument,
+    split: Annotated[str | None, typer.Option(help="Default: the recipe's eval.final_split.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's eval.final_tasks.")] = None,
+    plays: Annotated[int | None, typer.Option(min=1, help="Plays of each task; default: the recipe's.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy; default: the recipe's.")] = None,
+    checkpoint: Checkpoint = None,
+    save: Annotated[Path | None, typer.Option(help="Append the numbers as one JSON line to this file.")] = None,
+    settings: Settings = None,
+) -> None:
+    """Evaluate by plain play: one answer per act, nothing chosen by reward. A RECIPE plays untrained."""
+    from coterie.display import score_table
+    from coterie.durable import json_text
+    from coterie.evaluate import evaluate
+
+    if save is not None and not save.resolve().parent.is_dir():
+        raise ConfigError(f"--save {save}: there is no folder {save.resolve().parent}")
+    given = {"final_split": split, "final_tasks": tasks, "plays": plays, "temperature": temperature}
+    own = [f"eval.{key}={value}" for key, value in given.items() if value is not None]
+    lineup = _lineup(locate(source), checkpoint, [*(settings or ()), *own])
+    table, console = lineup.recipe.eval, Console()
+    with console.status(f"{table.final_tasks} tasks of {table.final_split}, {table.plays} plays each"):
+        score, _ = evaluate(
+            lineup,
+            split=table.final_split,
+            tasks=table.final_tasks,
+            plays=table.plays,
+            temperature=table.temperature,
+            event=tell,
+            before_batch=lambda: None,
+        )
+    how = "greedy" if score.temperature == 0.0 else f"temperature {score.temperature:g}"
+    title = f"Plain play on {score.split}, {score.plays} plays per task, {how}"
+    console.print(score_table(score.row(), title))
+    console.print(
+        Text(f"{_mean('team reward', score.reward_team)}, {_mean('rounds', score.rounds)}, {score.failed} failed")
+    )
+    if save is not None:
+        row = {"source": source, "checkpoint": checkpoint or Which.LAST, "settings": settings or [], **score.row()}
+        try:
+            with save.open("a", encoding="utf-8") as file:
+                file.write(json_text(row) + "\n")
+        except OSError as error:
+            raise ConfigError(f"--save {save}: cannot be written ({error})") from error
+
+
+def _mean(name: str, value: float | None) -> str:
+    return f"no {name}" if value is None else f"{name} {value:.3f} on average"
+
+
+def play(
+    source: AnyArgument,
+    task: Annotated[int, typer.Option(min=0, help="Number of the task in its split.")] = 0,
+    split: Annotated[str | None, typer.Option(help="Default: the recipe's eval.final_split.")] = None,
+    training: Annotated[
+        bool, typer.Option("--training/--plain", help="As in training, all candidates; or one answer per act.")
+    ] = True,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="With --plain; 0 is greedy.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Whole prompts and answers.")] = False,
+    checkpoint: Checkpoint = None,
+    settings: Settings = None,
+) -> None:
+    """Play one task and show it: the task, every act, all candidates with their rewards, the outcome."""
+    from coterie.show import play_one, show_episode
+
+    if training and temperature is not None:
+        raise ConfigError("--temperature goes with --plain: training samples at the recipe's temperature")
+    lineup = _lineup(locate(source), checkpoint, settings)
+    table = lineup.recipe.eval
+    episode, drawings = play_one(
+        lineup,
+        split=split or table.final_split,
+        index=task,
+        training=training,
+        temperature=table.temperature if temperature is None else temperature,
+        event=tell,
+    )
+    Console().print(
+        show_episode(
+            episode,
+            decode=lambda turn: lineup.policies[turn.policy].renderer.decode(turn.prompt_ids),
+            alpha=lineup.recipe.credit.alpha,
+            drawings=drawings,
+            full=full,
+        )
+    )
+
+
+def _lineup(source: Source, checkpoint: Which | None, settings: list[str] | None) -> Lineup:
+    """Return the team of a run, trained, or of a recipe as its models are."""
+    from coterie.lineup import assemble, check_env_fits
+    from coterie.runs import open_run
+
+    if source.run_dir is not None:
+        return open_run(source.run_dir, "best" if checkpoint is Which.BEST else "last", settings or ())
+    if checkpoint is not None:
+        raise ConfigError(f"--checkpoint {checkpoint}: {source.recipe} is a recipe, only runs have checkpoints")
+    return assemble(check_env_fits(read_recipe(source.recipe, settings or ())))
