@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
-from collections.abc import Sequence
-from typing import Literal
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from coterie.config import Recipe, override, parse_recipe
 from coterie.engines import Request, Sampling
 from coterie.env import Env, EnvOptions, Team
+from coterie.faults import VARIABLE
 from coterie.models.chat import ChatRenderer
 from coterie.models.policy import Policy
 from coterie.models.tiny import tiny_model, tiny_tokenizer
-from coterie.types import EpisodeKey, Outcome, Reward, Sample, Scored, Task
+from coterie.runs import StopRequestedError, resume, start
+from coterie.train import Listener
+from coterie.types import EpisodeKey, Json, Outcome, Reward, Sample, Scored, Task
 
 VOCAB = 102
 # Models this small are slower on several threads, and much slower on a machine that does something else too.
@@ -163,7 +174,9 @@ class LettersOptions(EnvOptions):
 
     size: int | None = None
     rounds: int = 2
-    mood: Literal["plain", "flat", "nan", "raises", "lazy"] = "plain"
+    mood: Literal["plain", "flat", "nan", "lazy"] = "plain"
+    broken: int = 0
+    """Every so many training tasks cannot be played; 0: all can."""
 
 
 class Letters(Env):
@@ -184,7 +197,7 @@ class Letters(Env):
         ]
 
     async def play(self, task: Task, team: Team) -> Outcome:
-        if self.options.mood == "raises" and task.seed % 3 == 0:
+        if self.options.broken and task.split == "train" and task.seed % self.options.broken == 0:
             raise ValueError(f"no play of {task.id}")
         worth = 0.0
         letter = str(task.data["letter"])
@@ -207,3 +220,111 @@ class Letters(Env):
     @staticmethod
     def _expert(rng: random.Random, noise: float) -> str:
         return rng.choice("xyz") if rng.random() < noise else "q"
+
+
+# ---- runs -------------------------------------------------------------------------------------------------------
+
+_BASE: dict[str, Any] = {
+    "env": {"name": "learning_toys:Letters"},
+    "policies": {"main": {"model": "tiny:width=16,layers=1,heads=2,positions=32", "optimizer": {"lr": 0.01}}},
+    "team": {"first": "main", "second": "main"},
+    "sampling": {"num_candidates": 4, "max_tokens": 3},
+    "train": {"steps": 4, "tasks_per_step": 3, "save_every": 2, "threads": 1},
+    "eval": {"tasks": 4, "final_tasks": 4},
+    "trackers": [],
+}
+PER_ROLE = (
+    "policies.other.model=tiny:width=16,layers=1,heads=2,positions=32",
+    "policies.other.optimizer.lr=0.01",
+    "team.second=other",
+)
+WARM = ("imitate.steps=4", "imitate.episodes=4", "imitate.batch_acts=4")
+
+
+def toy_recipe(*settings: str) -> Recipe:
+    """Return a recipe of 4 steps that runs in a second, with settings as of ``--set``."""
+    return parse_recipe(override(_BASE, settings), "toy recipe")
+
+
+def quiet() -> Listener:
+    """Return a listener that does nothing."""
+    return Listener(
+        step=lambda report: None,
+        score=lambda name, score: None,
+        imitate=lambda name, step, steps, loss: None,
+        stop=lambda: None,
+    )
+
+
+def snapshot(run_dir: Path) -> dict[str, bytes]:
+    """Return what two equal runs must share byte for byte: journals without clock, episodes, the last checkpoint."""
+    last = max((run_dir / "checkpoints").glob("step_0*"))
+    files = [run_dir / "metrics.jsonl", run_dir / "eval.jsonl", *(run_dir / "episodes").glob("*")]
+    files += [path for path in last.rglob("*") if path.is_file() and path.name not in ("MANIFEST.json",)]
+    return {str(path.relative_to(run_dir)): path.read_bytes() for path in files if "timings" not in path.name}
+
+
+def _child(run_dir: str, settings: tuple[str, ...], fault: str, slow_s: float) -> None:
+    os.environ[VARIABLE] = fault
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    listener = quiet()
+    if slow_s:
+
+        def wait() -> None:
+            (Path(run_dir).parent / "alive").touch()
+            time.sleep(slow_s)
+
+        listener = Listener(step=listener.step, score=listener.score, imitate=listener.imitate, stop=wait)
+    try:
+        if (Path(run_dir) / "recipe.json").exists():
+            resume(Path(run_dir), None, listener, accept_changes=False)
+        else:
+            start(toy_recipe(*settings), Path(run_dir), listener)
+    except StopRequestedError as stop:
+        sys.exit(stop.exit_code)
+
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["coterie.runs"])
+
+
+class Child:
+    """A run in a process of its own: started where the folder is new, else resumed. ``slow_s``: pause per batch."""
+
+    def __init__(self, run_dir: Path, settings: Sequence[str] = (), *, fault: str = "", slow_s: float = 0.0) -> None:
+        self.alive = run_dir.parent / "alive"
+        self.alive.unlink(missing_ok=True)
+        self.process = _context.Process(target=_child, args=(str(run_dir), tuple(settings), fault, slow_s))
+        self.process.start()
+
+    def exit_code(self) -> int | None:
+        """Wait for its end, and return its exit code (-9 after SIGKILL)."""
+        self.process.join(60)
+        if self.process.is_alive():
+            self.process.kill()
+            raise TimeoutError("the run did not end within 60 s")
+        return self.process.exitcode
+
+    def wait_until_playing(self) -> None:
+        """Return once its first batch is about to run."""
+        deadline = time.monotonic() + 60
+        while not self.alive.exists():
+            if time.monotonic() > deadline or not self.process.is_alive():
+                raise TimeoutError("the run did not come to its first batch")
+            time.sleep(0.01)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def send_after(self, number: signal.Signals, delay_s: float) -> None:
+        """Send a signal after a while, unless it has ended by then."""
+        threading.Timer(delay_s, lambda: self.process.is_alive() and self.send(number)).start()
+
+
+def numbers(row: Mapping[str, Json], key: str) -> float:
+    """Return a number of a row."""
+    value = row[key]
+    assert isinstance(value, int | float), f"{key} is {value!r}"
+    return float(value)
