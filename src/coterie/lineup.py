@@ -150,8 +150,15 @@ def assemble(recipe: Recipe) -> Lineup:
     bases: dict[str, PreTrainedModel] = {}
     models: dict[str, LoadedModel] = {}
     for name, table in recipe.policies.items():
-        loaded = models[name] = load(table.model, seed=recipe.seed, dtype=table.dtype, context=table.context)
-        renderer = ChatRenderer(loaded.tokenizer, template=table.template, options=table.template_options)
+        models[name] = load(table.model, seed=recipe.seed, dtype=table.dtype, context=table.context)
+    for name, table in recipe.policies.items():
+        loaded = models[name]
+        renderer = ChatRenderer(
+            loaded.tokenizer,
+            template=table.template,
+            options=table.template_options,
+            policies=_same_tokens(name, models),
+        )
         loaded.model.requires_grad_(table.train != "frozen")
         if table.kl.coef > 0.0 and table.kl.reference == "base":
             bases[name] = copy.deepcopy(loaded.model)
@@ -170,6 +177,12 @@ def assemble(recipe: Recipe) -> Lineup:
                 f"of policy {seating.policy!r}, {seating.context} tokens; lower sampling.max_tokens"
             )
     return lineup
+
+
+def _same_tokens(name: str, models: Mapping[str, LoadedModel]) -> list[str]:
+    """Return the policies whose ids mean the same as this one's; turns of others enter its prompts as text."""
+    vocabulary = models[name].tokenizer.get_vocab()
+    return [other for other, loaded in models.items() if other == name or loaded.tokenizer.get_vocab() == vocabulary]
 
 
 class TaskStream:
