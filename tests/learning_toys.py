@@ -174,7 +174,7 @@ class LettersOptions(EnvOptions):
 
     size: int | None = None
     rounds: int = 2
-    mood: Literal["plain", "flat", "nan", "lazy"] = "plain"
+    mood: Literal["plain", "flat", "gaps", "lazy"] = "plain"
     broken: int = 0
     """Every so many training tasks cannot be played; 0: all can."""
 
@@ -214,7 +214,7 @@ class Letters(Env):
             value = 0.5
         if self.options.mood == "lazy":  # flat unless the first letter is one of few
             value = 1.0 if text[:1] in tuple("abcdefgh") else 0.0
-        missing = self.options.mood == "nan" and sum(map(ord, text)) % 3 == 0
+        missing = self.options.mood == "gaps" and sum(map(ord, text)) % 3 == 0
         return Scored(Reward(float("nan") if missing else value), value)
 
     @staticmethod
