@@ -15,6 +15,7 @@ from coterie.engines.torch import TorchEngine
 from coterie.env import Env, make_env
 from coterie.errors import ConfigError
 from coterie.keyed import keyed_random
+from coterie.models.attention import use_attention
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.policy import Policy
@@ -159,6 +160,7 @@ def assemble(recipe: Recipe) -> Lineup:
             options=table.template_options,
             policies=_same_tokens(name, models),
         )
+        use_attention(loaded.model)
         loaded.model.requires_grad_(table.train != "frozen")
         if table.kl.coef > 0.0 and table.kl.reference == "base":
             bases[name] = copy.deepcopy(loaded.model)
