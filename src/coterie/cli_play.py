@@ -98,7 +98,8 @@ def play(
     Console().print(
         show_episode(
             episode,
-            decode=lambda turn: lineup.policies[turn.policy].renderer.decode(turn.prompt_ids),
+            # With the control tokens: they are all that stands between the messages of some templates.
+            decode=lambda turn: str(lineup.loaded[turn.policy].tokenizer.decode(turn.prompt_ids)),
             alpha=lineup.recipe.credit.alpha,
             drawings=drawings,
             full=full,

@@ -152,7 +152,7 @@ def outcome_line(episode: Episode) -> str:
     team = "no team reward" if outcome.team is None else f"team reward {outcome.team:g}"
     local = [f"{role} {value:g}" for role, value in outcome.local.items()]
     facts = [f"{name} {value:g}" for name, value in outcome.metrics.items()]
-    labels = [f"{name} {value}" for name, value in outcome.labels.items()]
+    labels = [f"{name} {value}" for name, value in outcome.labels.items() if name not in outcome.metrics]
     return ", ".join([f"{ending}: {team}", *local, *facts, *labels])
 
 

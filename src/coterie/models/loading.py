@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers import modeling_gguf_pytorch_utils as gguf_reader
 from transformers.utils import logging as transformers_logging
 
 from coterie.errors import ConfigError
@@ -140,6 +141,8 @@ def _tiny_options(source: str, text: str) -> dict[str, int]:
 def _pretrained(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     place, gguf = _place(source)
     options = {} if gguf is None else {"gguf_file": gguf}
+    # Reading GGUF is the one place of the library that draws a bar of its own; give it the one that can be silenced.
+    gguf_reader.tqdm = transformers_logging.tqdm
     with _no_progress_bars():
         try:
             tokenizer = AutoTokenizer.from_pretrained(place, **options)
