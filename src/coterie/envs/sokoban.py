@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.sokoban_levels import FileLevel, draw_level, read_levels
 from coterie.envs.sokoban_rules import MalformedLevelError, Position, canonical, cells, inside, parse
-from coterie.envs.sokoban_script import Attempt, execute, mistaken_moves, phi, planned_moves
+from coterie.envs.sokoban_script import Attempt, answer_moves, execute, phi
 from coterie.envs.sokoban_solver import solution
 from coterie.envs.splits import check_split, make_instance
 from coterie.errors import ConfigError, EnvError
@@ -200,8 +200,7 @@ class Sokoban(Env):
 
     def _expert(self, start: Position, now: Position, draft: Attempt | None) -> Expert:
         def expert(rng: random.Random, noise: float) -> str:
-            script = mistaken_moves if rng.random() < noise else planned_moves
-            return self._write(script(start, now, draft, rng, self.options.max_moves))
+            return self._write(answer_moves(start, now, draft, rng, noise, self.options.max_moves))
 
         return expert
 

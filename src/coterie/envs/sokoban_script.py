@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from coterie.envs.sokoban_rules import MOVES, Position, cells
+from coterie.envs.sokoban_rules import MOVES, Position
 from coterie.envs.sokoban_solver import is_small, pushes_left, solution
 from coterie.errors import EnvError
 
@@ -131,36 +131,38 @@ def best_moves(start: Position, now: Position, rng: random.Random, limit: int) -
     return moves[:limit] if moves else random_moves(now, rng, limit)
 
 
-def planned_moves(start: Position, now: Position, draft: Attempt | None, rng: random.Random, limit: int) -> str:
-    """Return the best answer: the draft where it is as short as any (small levels), else moves of one's own."""
-    own = plan(start, now)
-    if draft is not None and own and is_small(now.level) and draft.made == len(draft.moves) == min(limit, len(own)):
-        after = solution(draft.position)
-        if after.status == "solved" and len(after.moves) == len(own) - draft.made:
-            return draft.moves
-    return best_moves(start, now, rng, limit)
+def answer_moves(
+    start: Position, now: Position, draft: Attempt | None, rng: random.Random, noise: float, limit: int
+) -> str:
+    """Return the script's answer: the draft where it is as short as any (small levels), else moves of its own.
+
+    With noise 0 it follows a solution. With more, a good draft is used more rarely, and the moves stray.
+    """
+    if draft is not None and is_small(now.level) and rng.random() >= noise:
+        own = plan(start, now)
+        if own and draft.made == len(draft.moves) == min(limit, len(own)):
+            after = solution(draft.position)
+            if after.status == "solved" and len(after.moves) == len(own) - draft.made:
+                return draft.moves
+    return noisy_moves(start, now, rng, noise, limit)
 
 
-def mistaken_moves(start: Position, now: Position, draft: Attempt | None, rng: random.Random, limit: int) -> str:
-    """Return a plausible mistake: wandering, ignoring the walls, stopping early, or trusting whatever was drafted."""
-    kind = rng.choice(("wander", "greedy", "stop", "trust"))
-    if kind == "trust" and draft is not None and draft.moves:
-        return draft.moves
-    if kind == "greedy":
-        return greedy_moves(now, rng, limit)
-    if kind == "stop":
-        return best_moves(start, now, rng, limit)[: rng.randint(1, max(1, limit // 2))]
-    return random_moves(now, rng, limit)
+def noisy_moves(start: Position, now: Position, rng: random.Random, noise: float, limit: int) -> str:
+    """Return moves of which each is, with probability ``noise``, any of the four; else the best from where it is made.
 
-
-def greedy_moves(now: Position, rng: random.Random, limit: int) -> str:
-    """Return up to ``limit`` moves straight to a box off its goal and on, whatever is in the way."""
-    width = now.level.width
-    box = rng.choice(list(cells(now.boxes & ~now.level.goals)))
-    down, right = box // width - now.agent // width, box % width - now.agent % width
-    moves = ["UD"[down > 0]] * abs(down) + ["LR"[right > 0]] * abs(right)
-    rng.shuffle(moves)
-    return "".join(moves + moves[-1:] * limit)[:limit]
+    An illegal move ends the answer: it would end there when executed.
+    """
+    if noise == 0.0:
+        return best_moves(start, now, rng, limit)
+    moves = ""
+    while len(moves) < limit and not now.solved:
+        move = rng.choice(tuple(MOVES)) if rng.random() < noise else best_moves(start, now, rng, 1)
+        moves += move
+        following = now.after(move)
+        if following is None:
+            break
+        now = following
+    return moves
 
 
 def random_moves(now: Position, rng: random.Random, limit: int) -> str:
