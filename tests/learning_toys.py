@@ -177,6 +177,8 @@ class LettersOptions(EnvOptions):
     mood: Literal["plain", "flat", "gaps", "lazy"] = "plain"
     broken: int = 0
     """Every so many training tasks cannot be played; 0: all can."""
+    early: bool = False
+    """End after the first round whose last text is worth 0.5 or more."""
 
 
 class Letters(Env):
@@ -206,6 +208,8 @@ class Letters(Env):
                 done = await team.act(role, letter, score=self._score, expert=self._expert)
                 worth += done.result / (len(self.active_roles) * self.options.rounds)
                 letter = (letter + done.text)[-3:]
+            if self.options.early and done.result >= 0.5:
+                break
         return Outcome(success=worth > 0.7, team=worth, local=dict.fromkeys(self.active_roles, 0.0))
 
     def _score(self, text: str) -> Scored[float]:

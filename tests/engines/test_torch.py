@@ -186,25 +186,28 @@ def test_defaults_of_a_saved_generation_config_do_not_leak_into_draws(tmp_path: 
 
 
 def test_rare_tokens_of_a_50000_word_vocabulary_are_drawn_as_often_as_they_should() -> None:
-    """Float32 cumulative sums give most rare bins width 0; 40,000 tokens of mass 2.5e-6 each hold 10% together."""
+    """40,000 tokens of mass 2.5e-8 each, 0.1% together. At 1.0 float32 numbers are 6e-8 apart: summed in float32 more
+    than half of the bins have no width. Every uniform in the middle of a bin must draw that bin's token.
+    """
     size = 50_000
-    probs = torch.full((size,), 2.5e-6, dtype=torch.float64)
-    probs[:10_000] = 0.9 / 10_000
-    uniform = 0.9 + 0.1 * (torch.arange(500, dtype=torch.float64) + 0.5) / 500
-    ids, logprobs = sample_tokens(probs.log().float().expand(500, -1), torch.ones(500), uniform)
-    assert int(ids.min()) >= 10_000
-    assert len(set(ids.tolist())) == 500, "uniforms 80 bins apart hit no bin twice"
-    assert torch.allclose(ids.double(), 10_000 + (uniform - 0.9) / 2.5e-6, atol=2.0)
-    assert logprobs.tolist() == pytest.approx([math.log(2.5e-6)] * 500, abs=1e-4)
+    probs = torch.full((size,), 2.5e-8, dtype=torch.float64)
+    probs[:10_000] = 0.999 / 10_000
+    cdf = torch.log_softmax(probs.log().float(), -1).double().exp().numpy().cumsum()
+    wanted = range(30_000, 30_250)
+    middles = torch.tensor([(cdf[token - 1] + cdf[token]) / 2 / cdf[-1] for token in wanted])
+    ids, logprobs = sample_tokens(probs.log().float().expand(250, -1), torch.ones(250), middles)
+    assert ids.tolist() == list(wanted)
+    assert logprobs.tolist() == pytest.approx([math.log(2.5e-8)] * 250, abs=1e-3)
 
 
 def test_the_largest_uniform_takes_the_last_token_with_mass_and_never_one_without() -> None:
-    logits = torch.full((3, 50_000), -math.inf)
-    logits[:, 100:200] = torch.randn(3, 100, generator=torch.Generator().manual_seed(0))
-    edge = torch.tensor([0.0, 1.0 - 2.0**-53, 0.5], dtype=torch.float64)
-    ids, logprobs = sample_tokens(logits, torch.ones(3), edge)
-    assert ids[:2].tolist() == [100, 199]
-    assert 100 <= ids[2] < 200
+    """1.0 itself is never drawn, but a product with the sum may round up to the sum: then the last bin with mass."""
+    logits = torch.full((4, 50_000), -math.inf)
+    logits[:, 100:200] = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
+    edge = torch.tensor([0.0, 1.0 - 2.0**-53, 1.0, 0.5], dtype=torch.float64)
+    ids, logprobs = sample_tokens(logits, torch.ones(4), edge)
+    assert ids[:3].tolist() == [100, 199, 199]
+    assert 100 <= ids[3] < 200
     assert bool(torch.isfinite(logprobs).all())
 
 
