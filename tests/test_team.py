@@ -289,7 +289,7 @@ def test_parallel_acts_are_numbered_in_call_order_whoever_is_answered_first() ->
 
 def test_the_env_random_numbers_depend_on_the_episode_key_alone() -> None:
     same = [team(one_each)[0].rng.random() for _ in range(2)]
-    other = [team(one_each, key=replace(KEY, **change))[0].rng.random() for change in ({"index": 1}, {"step": 4})]
+    other = [team(one_each, key=key)[0].rng.random() for key in (replace(KEY, index=1), replace(KEY, step=4))]
     assert same[0] == same[1]
     assert len({same[0], *other}) == 3
 
@@ -351,10 +351,12 @@ def test_different_agents_never_share_a_baseline(plan: Plan, order: Sequence[str
     def play(key: EpisodeKey) -> Episode:
         live, _, _ = team(one_each, plan=plan, key=key)
 
+        def score_of(role: str) -> Callable[[str], Scored[None]]:
+            return lambda text: Scored(Reward(rewards[role][int(text) + key.index]), None)
+
         async def acts() -> None:
             for role in order:
-                worths = rewards[role]
-                await live.act(role, role, score=lambda t, w=worths: Scored(Reward(w[int(t) + key.index]), None))
+                await live.act(role, role, score=score_of(role))
 
         asyncio.run(acts())
         return episode(live.turns, key)
