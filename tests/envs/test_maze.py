@@ -154,3 +154,11 @@ def test_noise_strays_per_move_and_goes_on_from_where_it_strayed() -> None:
     assert all(execute(start, answer).made >= len(answer) - 1 for answer in answers)  # nothing after a wall
     # From the start only D is legal, and it is the best: right with 1 - 0.5 + 0.5 / 4 = 0.625.
     assert abs(sum(answer[0] == "D" for answer in answers) / 300 - 0.625) < 0.1
+
+
+def test_the_way_to_the_goal_is_signed_and_of_one_width() -> None:
+    start = board(["S..", "...", "..G"])
+    assert start.way(3) == "+2+2"
+    assert start.way(30) == "+02+02"
+    assert execute(start, "DDRR").board.way(3) == "+0+0"
+    assert board(["..G", "...", "S.."]).way(3) == "-2+2"

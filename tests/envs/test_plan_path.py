@@ -270,23 +270,30 @@ def test_the_next_round_starts_where_the_played_answer_ended() -> None:
 
 def test_a_compact_tool_prompt_is_map_and_last_answer() -> None:
     _, team = play(CORRIDOR, ["L", "RR", "RR", "", "RR", "RR"])
-    assert team.prompts[0] == "....G#" + "######" * 5 + "----" + "-"
-    assert team.prompts[2] == "..G#.." + "######" * 5 + "RR--" + "."
-    assert team.prompts[4] == "..G#.." + "######" * 5 + "----" + "?"
+    assert team.prompts[0] == "....G#" + "######" * 5 + "+0+4" + "----" + "-"
+    assert team.prompts[2] == "..G#.." + "######" * 5 + "+0+2" + "RR--" + "."
+    assert team.prompts[4] == "..G#.." + "######" * 5 + "+0+2" + "----" + "?"
 
 
 @pytest.mark.parametrize(
     ("draft", "tail"),
-    [("RRRR", "RRRR*4"), ("L", "L---!0"), ("RRD", "RRD-!2"), ("R", "R---.1"), ("x", "----?0"), ("RLRL", "RLRL.4")],
+    [
+        ("RRRR", "RRRR*4+0+0"),
+        ("L", "L---!0+0+4"),
+        ("RRD", "RRD-!2+0+2"),
+        ("R", "R---.1+0+3"),
+        ("x", "----?0+0+4"),
+        ("RLRL", "RLRL.4+0+4"),
+    ],
 )
 def test_a_compact_planner_prompt_is_map_draft_mark_and_legal_moves(draft: str, tail: str) -> None:
     _, team = play(CORRIDOR, [draft, "R"], max_rounds=1)
-    assert team.prompts[1] == "....G#" + "######" * 5 + tail
+    assert team.prompts[1] == "....G#" + "######" * 5 + "+0+4" + tail
 
 
 def test_the_end_map_shows_the_board_as_the_draft_would_leave_it() -> None:
     _, team = play(CORRIDOR, ["RRR", "R"], max_rounds=1, compact_end_map=True)
-    assert team.prompts[1] == "....G#" + "######" * 5 + "RRR-.3" + ".G#..." + "######" * 5
+    assert team.prompts[1] == "....G#" + "######" * 5 + "+0+4" + "RRR-.3+0+1" + ".G#..." + "######" * 5
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,12 @@ class Board:
         line = self.grid[row]
         return "\n".join((*self.grid[:row], f"{line[:column]}A{line[column + 1 :]}", *self.grid[row + 1 :]))
 
+    def way(self, size: int) -> str:
+        """Return rows and columns to the goal as signed numbers of equal width, walls aside: ``"+3-1"``."""
+        digits = len(str(size - 1))
+        rows, columns = self.goal[0] - self.agent[0], self.goal[1] - self.agent[1]
+        return f"{rows:+0{digits + 1}d}{columns:+0{digits + 1}d}"
+
     def rolled(self) -> str:
         """Return the map as the agent sees it: (n + 1) * (n + 1) characters, row by row, the agent's cell first.
 

@@ -201,15 +201,16 @@ class PlanPath(Env):
     def _compact(self, board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> str:
         """Return the prompt of one fixed length per role.
 
-        First asked in a round: map, last answer, its mark. Asked with a draft: map, draft, its mark, how many of its
-        moves are legal, and (option) the map from where it ends.
+        First asked in a round: map, the way to the goal, last answer, its mark. Asked with a draft: map, way, draft,
+        its mark, how many of its moves are legal, the way to the goal from its end, and (option) the map from there.
         """
         width = self.options.max_moves
+        here = board.rolled() + board.way(self.options.size)
         if draft is None:
-            return board.rolled() + (history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1))
+            return here + (history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1))
         legal = str(draft.made).rjust(len(str(width)), "0")
         end_map = draft.board.rolled() if self.options.compact_end_map else ""
-        return board.rolled() + draft.padded(width) + draft.mark + legal + end_map
+        return here + draft.padded(width) + draft.mark + legal + draft.board.way(self.options.size) + end_map
 
 
 _WHO = {
