@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -324,7 +325,12 @@ class Child:
 
     def send_after(self, number: signal.Signals, delay_s: float) -> None:
         """Send a signal after a while, unless it has ended by then."""
-        threading.Timer(delay_s, lambda: self.process.is_alive() and self.send(number)).start()
+
+        def shoot() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                self.send(number)
+
+        threading.Timer(delay_s, shoot).start()
 
 
 def numbers(row: Mapping[str, Json], key: str) -> float:
