@@ -299,12 +299,14 @@ class Child:
     def __init__(self, run_dir: Path, settings: Sequence[str] = (), *, fault: str = "", slow_s: float = 0.0) -> None:
         self.alive = run_dir.parent / "alive"
         self.alive.unlink(missing_ok=True)
+        self.timer = threading.Timer(0.0, lambda: None)
         self.process = _context.Process(target=_child, args=(str(run_dir), tuple(settings), fault, slow_s))
         self.process.start()
 
     def exit_code(self) -> int | None:
         """Wait for its end, and return its exit code (-9 after SIGKILL)."""
         self.process.join(60)
+        self.timer.cancel()  # its process id may soon be somebody else's
         if self.process.is_alive():
             self.process.kill()
             raise TimeoutError("the run did not end within 60 s")
@@ -330,7 +332,8 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self.send(number)
 
-        threading.Timer(delay_s, shoot).start()
+        self.timer = threading.Timer(delay_s, shoot)
+        self.timer.start()
 
 
 def numbers(row: Mapping[str, Json], key: str) -> float:
