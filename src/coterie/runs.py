@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
-import torch
-
-from coterie.checkpoint import BEST, Checkpoint, CheckpointStore, truncate_journals
+from coterie.checkpoint import CheckpointStore, truncate_journals
 from coterie.config import Recipe, dump_recipe, read_recipe
 from coterie.durable import RunLock, atomic_write_json, check_writable
 from coterie.errors import CheckpointError, ConfigError
 from coterie.lineup import Lineup, assemble, check_env_fits
-from coterie.manifest import NewerSchemaError, read_checkpoint
-from coterie.models.policy import Policy
 from coterie.plots import draw_curves
 from coterie.record import Recorder, read_rows
-from coterie.tensors import load_tensors
+from coterie.shipped import RECIPE_JSON
 from coterie.trackers import open_trackers
 from coterie.train import Listener, Run
+from coterie.trained import Which, find_checkpoint, load_weights
 from coterie.types import Json
 
-RECIPE = "recipe.json"
+RECIPE = RECIPE_JSON
 SUMMARY = "summary.json"
 # Keys that do not change what is learned from a given state on (so do all of eval); a resumed run may change them when
 # told to.
@@ -121,57 +117,27 @@ def resume(run_dir: Path, recipe: Recipe | None, listener: Listener, accept_chan
         return _train(lineup, run_dir, listener)
 
 
-def open_run(run_dir: Path, which: Literal["last", "best"] = "last", settings: Sequence[str] = ()) -> Lineup:
+def open_run(
+    run_dir: Path,
+    which: Which = "last",
+    settings: Sequence[str] = (),
+    change: Callable[[Recipe], Recipe] = lambda recipe: recipe,
+) -> Lineup:
     """Return the lineup of a run with the weights and versions of its last or best whole checkpoint, to play with.
 
     The folder is only read, so a run that is going on is not disturbed. ``settings`` override keys of the recipe, as
-    ``--set`` does. Raises ``CheckpointError`` where no usable checkpoint is there, or its weights are of other shapes.
+    ``--set`` does; ``change`` then may add policies to it. Raises ``CheckpointError`` where no usable checkpoint is
+    there, or its weights are of other shapes.
     """
     if not (run_dir / RECIPE).is_file():
         raise ConfigError(f"{run_dir} holds no run: {RECIPE} is missing; give the folder that training wrote")
     trained = read_recipe(run_dir / RECIPE).trained_policies
     checkpoint = find_checkpoint(run_dir, which)
-    lineup = assemble(check_env_fits(read_recipe(run_dir / RECIPE, settings)))
+    lineup = assemble(change(check_env_fits(read_recipe(run_dir / RECIPE, settings))))
     for name in trained:
         if name in lineup.policies:
             load_weights(lineup.policies[name], checkpoint.path / name)
     return lineup
-
-
-def find_checkpoint(run_dir: Path, which: Literal["last", "best"]) -> Checkpoint:
-    """Return the best, or the newest checkpoint that verifies; nothing is changed in the folder."""
-    folder = run_dir / "checkpoints"
-    paths = [folder / BEST] if which == "best" else sorted(folder.glob("step_*"), reverse=True)
-    problems = []
-    for path in filter(Path.is_dir, paths):
-        try:
-            return read_checkpoint(path)
-        except NewerSchemaError:
-            raise
-        except CheckpointError as error:
-            problems.append(str(error))
-    other = "; no validation has been made, use the last one" if which == "best" else ""
-    raise CheckpointError(
-        f"{folder} holds no usable {which} checkpoint{other}: {'; '.join(problems) or 'none is there'}"
-    )
-
-
-@torch.no_grad()
-def load_weights(policy: Policy, folder: Path) -> None:
-    """Give a policy the weights and version that its learner saved in a folder; no optimiser is made for it."""
-    path = folder / "weights.safetensors"
-    saved = load_tensors(path)
-    weights = dict(policy.model.named_parameters())
-    odd = [name for name in saved if name not in weights or weights[name].shape != saved[name].shape]
-    odd += [name for name, weight in weights.items() if weight.requires_grad and name not in saved]
-    if odd:
-        raise CheckpointError(
-            f"{path}: {len(odd)} tensors are missing or do not fit policy {policy.name!r}, first {odd[0]!r}; the "
-            "recipe must name the model that was trained"
-        )
-    for name, tensor in saved.items():
-        weights[name].copy_(tensor)
-    policy.version = int(json.loads((folder / "learner.json").read_text())["counters"]["version"])
 
 
 def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool) -> None:

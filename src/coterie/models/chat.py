@@ -8,6 +8,7 @@ can forge a control token.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
@@ -110,6 +111,15 @@ class ChatRenderer:
         contents = ["".join(part if isinstance(part, str) else part.text for part in m.parts) for m in messages]
         text = self._template.apply([message.role for message in messages], contents)
         return tuple(self._encode(text, split_special_tokens=False))
+
+    def standalone_template(self) -> str:
+        """Return Jinja source that renders so in a plain template call: the options are its defaults."""
+        defaults = [
+            # Jinja reads escapes one by one: a character written as two surrogates would stay two
+            f"{{%- set {key} = {key} if {key} is defined else {json.dumps(value, ensure_ascii=False)} -%}}"
+            for key, value in self._template.options.items()
+        ]
+        return "".join(defaults) + self._template.source
 
     def describe(self) -> dict[str, Json]:
         """Return what was settled, for the run's record."""

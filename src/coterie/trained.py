@@ -1,0 +1,146 @@
+"""Trained weights out of a run folder: which checkpoint, into which model; and a run's policy as a model of its own.
+
+``run:FOLDER#POLICY`` names a policy of a run wherever a recipe names a model. ``#POLICY`` may be left out where the run
+has one policy only; ``@best`` at the end takes the best checkpoint instead of the last.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from coterie.checkpoint import BEST
+from coterie.config import PolicyTable, Recipe, read_recipe
+from coterie.errors import CheckpointError, ConfigError
+from coterie.manifest import Checkpoint, NewerSchemaError, read_checkpoint
+from coterie.models.chat import ChatRenderer
+from coterie.models.loading import LoadedModel, load
+from coterie.models.policy import Policy
+from coterie.shipped import RECIPE_JSON
+from coterie.tensors import load_tensors
+
+Which = Literal["last", "best"]
+PREFIX = "run:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedPolicy:
+    """A policy in a run folder: the run's recipe, the policy's name and table, and the checkpoint to take it from.
+
+    ``checkpoint`` is ``None`` for a frozen policy: no checkpoint holds weights of it.
+    """
+
+    run_dir: Path
+    recipe: Recipe
+    name: str
+    checkpoint: Checkpoint | None
+
+    @property
+    def table(self) -> PolicyTable:
+        """The policy's table in the run's recipe."""
+        return self.recipe.policies[self.name]
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles it played in the run."""
+        return [role for role, policy in self.recipe.team.items() if policy == self.name]
+
+
+def find_policy(run_dir: Path, name: str | None, which: Which) -> TrainedPolicy:
+    """Return a policy of a run; ``name`` may be ``None`` where there is one only. Nothing is loaded yet.
+
+    ``ConfigError`` for no run and for an unknown policy (names those that exist), ``CheckpointError`` without a usable
+    checkpoint.
+    """
+    if not (run_dir / RECIPE_JSON).is_file():
+        raise ConfigError(f"{run_dir} holds no run: {RECIPE_JSON} is missing; give the folder that training wrote")
+    recipe = read_recipe(run_dir / RECIPE_JSON)
+    known = sorted(recipe.policies)
+    if name is None and len(known) > 1:
+        raise ConfigError(f"{run_dir} has several policies, {known}: say which one")
+    chosen = known[0] if name is None else name
+    if chosen not in recipe.policies:
+        raise ConfigError(f"{run_dir} has no policy {chosen!r}; it has {known}")
+    checkpoint = find_checkpoint(run_dir, which) if chosen in recipe.trained_policies else None
+    return TrainedPolicy(run_dir=run_dir, recipe=recipe, name=chosen, checkpoint=checkpoint)
+
+
+def find_checkpoint(run_dir: Path, which: Which) -> Checkpoint:
+    """Return the best, or the newest checkpoint that verifies; nothing is changed in the folder."""
+    folder = run_dir / "checkpoints"
+    paths = [folder / BEST] if which == "best" else sorted(folder.glob("step_*"), reverse=True)
+    problems = []
+    for path in filter(Path.is_dir, paths):
+        try:
+            return read_checkpoint(path)
+        except NewerSchemaError:
+            raise
+        except CheckpointError as error:
+            problems.append(str(error))
+    other = "; no validation has been made, use the last one" if which == "best" else ""
+    raise CheckpointError(
+        f"{folder} holds no usable {which} checkpoint{other}: {'; '.join(problems) or 'none is there'}"
+    )
+
+
+def load_weights(policy: Policy, folder: Path) -> None:
+    """Give a policy the weights and version that its learner saved in a folder; no optimiser is made for it."""
+    copy_weights(policy.model, folder, policy.name)
+    policy.version = saved_version(folder)
+
+
+def saved_version(folder: Path) -> int:
+    """Return the version of the weights that a learner saved in a folder."""
+    return int(json.loads((folder / "learner.json").read_text())["counters"]["version"])
+
+
+@torch.no_grad()
+def copy_weights(model: PreTrainedModel, folder: Path, name: str) -> None:
+    """Copy the weights that the learner of policy ``name`` saved in a folder into a model of the same shapes."""
+    path = folder / "weights.safetensors"
+    saved = load_tensors(path)
+    weights = dict(model.named_parameters())
+    odd = [key for key in saved if key not in weights or weights[key].shape != saved[key].shape]
+    odd += [key for key, weight in weights.items() if weight.requires_grad and key not in saved]
+    if odd:
+        raise CheckpointError(
+            f"{path}: {len(odd)} tensors are missing or do not fit policy {name!r}, first {odd[0]!r}; the "
+            "recipe must name the model that was trained"
+        )
+    for key, tensor in saved.items():
+        weights[key].copy_(tensor)
+
+
+def load_model(source: str, *, seed: int, dtype: str, context: int | None) -> LoadedModel:
+    """Return the model of a recipe's ``model``: as ``models.loading.load`` does, and ``run:...`` besides."""
+    if not source.startswith(PREFIX):
+        return load(source, seed=seed, dtype=dtype, context=context)
+    place = source.removeprefix(PREFIX)
+    which: Which = "best" if place.endswith("@best") else "last"
+    folder, _, name = place.removesuffix(f"@{which}").partition("#")
+    policy = find_policy(Path(folder).expanduser(), name or None, which)
+    return load_trained(policy, dtype=dtype, context=context)
+
+
+def load_trained(policy: TrainedPolicy, *, dtype: str, context: int | None) -> LoadedModel:
+    """Return the model of a trained policy: its base, with the trained weights copied in.
+
+    The tokenizer's own chat template becomes the one that was trained with, options and all, and the generation config
+    names every end token of it, so that plain ``transformers`` sees the same prompts and stops at the same tokens.
+    """
+    table = policy.table
+    loaded = load_model(table.model, seed=policy.recipe.seed, dtype=dtype, context=context)
+    if policy.checkpoint is not None:
+        copy_weights(loaded.model, policy.checkpoint.path / policy.name, policy.name)
+    renderer = ChatRenderer(loaded.tokenizer, template=table.template, options=table.template_options)
+    if table.template is not None or table.template_options:
+        loaded.tokenizer.chat_template = renderer.standalone_template()
+    end_ids = loaded.end_ids | renderer.end_ids
+    pad_id = loaded.model.generation_config.pad_token_id
+    loaded.model.generation_config = GenerationConfig(eos_token_id=sorted(end_ids), pad_token_id=pad_id)
+    return LoadedModel(loaded.model, loaded.tokenizer, loaded.context, frozenset(end_ids), loaded.source)
