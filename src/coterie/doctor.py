@@ -106,8 +106,16 @@ def sampled_ids_are_trained(probe: Probe) -> list[Finding]:
 
 
 def logprobs_agree(probe: Probe) -> list[Finding]:
-    """Compare the engine's log-probs with those of the learner's passes, as training does at every update."""
-    return [_agreement(probe, name, probe.samples[name], "") for name in _with_samples(probe)]
+    """Compare the engine's log-probs with those of the learner's passes, as training does at every update.
+
+    Where training runs in autocast, the passes are compared in the weights' own precision too: rounding hides less.
+    """
+    findings = []
+    for name in _with_samples(probe):
+        findings.append(_agreement(probe, name, probe.samples[name], ""))
+        if probe.lineup.recipe.train.precision == "bfloat16":
+            findings.append(_agreement(probe, name, probe.samples[name], ", as trained (autocast)", autocast=True))
+    return findings
 
 
 def template_is_sound(probe: Probe) -> list[Finding]:
@@ -257,10 +265,9 @@ def _with_samples(probe: Probe) -> list[str]:
 
 
 @torch.no_grad()
-def _agreement(probe: Probe, name: str, samples: Sequence[Sample], when: str) -> Finding:
+def _agreement(probe: Probe, name: str, samples: Sequence[Sample], when: str, *, autocast: bool = False) -> Finding:
     """Return how far the engine's log-probs of samples are from those of the learner's passes, against the limit."""
-    recipe, policy = probe.lineup.recipe, probe.lineup.policies[name]
-    autocast = recipe.train.precision == "bfloat16"
+    policy = probe.lineup.policies[name]
     gaps = []
     for batch in probe.batches(samples):
         with torch.autocast(policy.model.device.type, dtype=torch.bfloat16, enabled=autocast):
@@ -268,17 +275,17 @@ def _agreement(probe: Probe, name: str, samples: Sequence[Sample], when: str) ->
         logprobs = token_logprobs(logits, batch.targets_N, batch.temperatures_N)
         gaps.append((logprobs - batch.sampler_logprobs_N).abs())
     every_gap = torch.cat(gaps)
-    mean, limit = float(every_gap.mean()), mismatch_limit(recipe.policies[name], autocast)
+    mean, limit = float(every_gap.mean()), mismatch_limit(probe.lineup.recipe.policies[name], autocast)
     numbers = (
-        f"{name}: log-probs differ by {mean:.2g} on average, {float(every_gap.max()):.2g} at most, over {len(every_gap)} "
-        f"tokens{when}; allowed on average is {limit:g}"
+        f"{name}: log-probs differ by {mean:.2g} on average, {float(every_gap.max()):.2g} at most, over "
+        f"{len(every_gap)} tokens{when}; allowed on average is {limit:g}"
     )
     if mean <= limit:  # false for NaN too
         return _ok(numbers)
     return _fail(
         numbers,
-        "the learner must score at the temperature, with the weights and on the ids that were sampled; where only lower "
-        f"precision explains it, raise policies.{name}.mismatch_limit",
+        "the learner must score at the temperature, with the weights and on the ids that were sampled; where nothing "
+        f"but lower precision explains it, raise policies.{name}.mismatch_limit",
     )
 
 
