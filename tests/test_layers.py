@@ -13,7 +13,7 @@ SRC = ROOT / "src"
 PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors"}
 LIGHT_LAYERS = ("ground", "recipe", "rules", "play", "records")
-LIGHT_ENTRIES = ("cli", "cli_options", "cli_look", "cli_play", "cli_train", "display")
+LIGHT_ENTRIES = ("api", "cli", "cli_options", "cli_look", "cli_play", "cli_team", "cli_train", "display")
 
 
 def layers() -> dict[str, list[str]]:
@@ -84,8 +84,13 @@ def test_no_module_imports_a_later_one() -> None:
 
 
 def test_packages_without_code_import_nothing() -> None:
-    for name in ("", "envs", "models"):
+    for name in ("envs", "models"):
         assert imported(source_modules()[name], set()) == []
+
+
+def test_the_package_itself_imports_only_what_it_exports() -> None:
+    known = set(source_modules())
+    assert {name for _, name in imported(source_modules()[""], known)} == {"api", "env", "types"}
 
 
 def test_a_wrong_import_would_be_found_also_inside_a_function(tmp_path: Path) -> None:
