@@ -11,12 +11,18 @@ import torch
 
 from coterie.batch import sample_of
 from coterie.errors import ConfigError, TrainError
-from coterie.imitate import acts_of, demonstrations, expert_draw, imitate, warm_start
+from coterie.imitate import acts_of, demonstrations, draw_acts, expert_draw, imitate, warm_start
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.types import Sample
 from learning_toys import PER_ROLE, RENDERER, plain_logprobs, policy_of, request, sample, toy_recipe
 
-IMITATE = ("imitate.steps=30", "imitate.episodes=6", "imitate.batch_acts=8", "imitate.lr=0.01", "imitate.noise=0.0")
+IMITATE = (
+    "imitate.steps=30",
+    "imitate.episodes=6",
+    "imitate.batch_acts=8",
+    "imitate.lr=0.01",
+    "imitate.noise=[0.0, 0.0]",
+)
 
 
 def nothing(*_: Any) -> None:
@@ -47,12 +53,12 @@ def test_demonstrations_are_the_experts_texts_with_the_end_token() -> None:
 
 
 def test_demonstrations_are_the_same_at_every_call_and_differ_between_candidates_and_seeds() -> None:
-    lineup = lineup_of("imitate.noise=1.0")
+    lineup = lineup_of("imitate.noise=[1.0, 1.0]")
     first, second = ([t.text for e in demonstrations(lineup, table_of(lineup), nothing, nothing) for t in e.turns]
                      for _ in range(2))  # fmt: skip
     assert first == second
     assert set(first) == {"x", "y", "z"}
-    other = lineup_of("imitate.noise=1.0", "seed=1")
+    other = lineup_of("imitate.noise=[1.0, 1.0]", "seed=1")
     assert [t.text for e in demonstrations(other, table_of(other), nothing, nothing) for t in e.turns] != first
 
 
@@ -142,12 +148,27 @@ def test_it_can_be_interrupted_between_any_two_steps() -> None:
 
 
 def test_a_role_without_an_expert_and_a_policy_without_demonstrations_are_errors() -> None:
-    draw: Callable[..., object] = expert_draw({"main": policy_of(torch.nn.Module())}, 0.0)  # type: ignore[arg-type]
+    draw: Callable[..., object] = expert_draw({"main": policy_of(torch.nn.Module())}, lambda task_id: 0.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="role 'role': the env gives no expert for it"):
         draw(request([1]), None)
     lineup = lineup_of()
     with pytest.raises(TrainError, match="policy 'main': no demonstrations for its roles"):
         imitate(lineup.policies["main"], table_of(lineup), [], 0, lineup.recipe.train, nothing)
+
+
+def test_a_demonstration_longer_than_the_context_is_refused_before_a_model_sees_it() -> None:
+    lineup = lineup_of()
+    length = max(
+        len(turn.prompt_ids) + len(turn.completion_ids)
+        for episode in demonstrations(lineup, table_of(lineup), nothing, nothing)
+        for turn in episode.turns
+    )
+    fits = lineup_of(f"policies.main.context={length}")
+    assert len(demonstrations(fits, table_of(fits), nothing, nothing)) == 6
+    short = lineup_of(f"policies.main.context={length - 1}")
+    message = f"a demonstration for role '.*' has {length} tokens.* context of policy 'main' is {length - 1};"
+    with pytest.raises(TrainError, match=message):
+        warm_start(short, nothing, nothing, nothing)
 
 
 def test_without_a_table_there_is_no_warm_start() -> None:
@@ -159,7 +180,7 @@ def test_without_a_table_there_is_no_warm_start() -> None:
 def test_two_warm_starts_give_equal_bits() -> None:
     weights = []
     for _ in range(2):
-        lineup = lineup_of("imitate.noise=0.5")
+        lineup = lineup_of("imitate.noise=[0.5, 0.5]")
         warm_start(lineup, nothing, nothing, nothing)
         weights.append(weights_of(lineup, "main"))
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
@@ -171,3 +192,19 @@ def test_a_demonstration_becomes_a_sample_of_its_ids() -> None:
     item = sample_of(turn, 1.0)
     assert item.completion_ids == turn.completion_ids
     assert item.sampler_logprobs == (0.0, 0.0)
+
+
+def test_noise_rises_from_the_first_demonstration_to_the_last_and_batches_follow_it() -> None:
+    lineup = lineup_of("imitate.episodes=60", "imitate.noise=[0.0, 1.0]")
+    episodes = demonstrations(lineup, table_of(lineup), nothing, nothing)
+    right = [sum(turn.text == "q" for turn in episode.turns) for episode in episodes]
+    assert right[0] == len(episodes[0].turns)
+    assert right[-1] == 0
+    assert sum(right[:20]) > sum(right[20:40]) > sum(right[40:])
+    table = table_of(lineup)
+    drawn = [draw_acts(table, step, 1000, 0) for step in (0, table.steps // 2, table.steps - 1)]
+    assert all(len(batch) == table.batch_acts for batch in drawn)
+    assert max(drawn[0]) < 200 <= min(drawn[1])
+    assert max(drawn[1]) < 800 <= min(drawn[2])
+    assert max(drawn[2]) < 1000
+    assert draw_acts(table, 3, 1, 0) == [0] * table.batch_acts

@@ -30,9 +30,12 @@ Progress = Callable[[str, int, int, float], None]
 
 
 def expert_draw(
-    policies: Mapping[str, Policy], noise: float
+    policies: Mapping[str, Policy], noise_of: Callable[[str], float]
 ) -> Callable[[Request, Expert | None], tuple[Completion, ...]]:
-    """Return what answers acts with the env's experts instead of an engine. Log-probs are 0: nothing was sampled."""
+    """Return what answers acts with the env's experts instead of an engine. Log-probs are 0: nothing was sampled.
+
+    ``noise_of`` gives the noise of a task by its id.
+    """
 
     def draw(request: Request, expert: Expert | None) -> tuple[Completion, ...]:
         if expert is None:
@@ -42,7 +45,7 @@ def expert_draw(
         completions = []
         for candidate in request.candidates:
             key = ("expert", episode.seed, episode.purpose, episode.step, episode.task_id, episode.index, request.act)
-            text = expert(keyed_random(*key, candidate), noise)
+            text = expert(keyed_random(*key, candidate), noise_of(episode.task_id))
             ids = (*renderer.text_ids(text), renderer.end_id)
             completions.append(Completion(ids=ids, logprobs=(0.0,) * len(ids), text=text, stop_reason=StopReason.END))
         return tuple(completions)
@@ -53,15 +56,29 @@ def expert_draw(
 def demonstrations(
     lineup: Lineup, table: ImitateTable, event: Event, before_batch: Callable[[], None]
 ) -> list[Episode]:
-    """Return training episodes played by the experts; at each act one of their answers is played, at random."""
+    """Return training episodes played by the experts; at each act one of their answers is played, at random.
+
+    Their noise rises evenly from the first episode to the last.
+    Raises ``TrainError`` where a prompt and its answer are longer than the policy's context.
+    """
+    tasks = lineup.make_env().tasks("train", 0, table.episodes)
+    low, high = table.noise
+    noise = {task.id: low + (high - low) * place / max(1, len(tasks) - 1) for place, task in enumerate(tasks)}
     rollout = replace(
         lineup.rollout(training=True, event=event, before_batch=before_batch),
         plan=Plan(mode="tree", num_candidates=table.demos_per_act, select="random"),
-        expert=expert_draw(lineup.policies, table.noise),
+        expert=expert_draw(lineup.policies, noise.__getitem__),
     )
-    tasks = lineup.make_env().tasks("train", 0, table.episodes)
     plays: list[Play] = plays_of(tasks, seed=lineup.recipe.seed, purpose="imitate", step=0, episodes_per_task=1)
-    return rollout.run(plays)
+    episodes = rollout.run(plays)
+    for turn in (turn for episode in episodes for turn in episode.turns):
+        length, context = len(turn.prompt_ids) + len(turn.completion_ids), lineup.policies[turn.policy].context
+        if length > context:
+            raise TrainError(
+                f"warm start: a demonstration for role {turn.role!r} has {length} tokens, prompt and answer, but the "
+                f"context of policy {turn.policy!r} is {context}; use a longer context or a smaller task"
+            )
+    return episodes
 
 
 def acts_of(episodes: Iterable[Episode], policies: Sequence[str]) -> list[list[Sample]]:
@@ -74,6 +91,18 @@ def acts_of(episodes: Iterable[Episode], policies: Sequence[str]) -> list[list[S
     return list(acts.values())
 
 
+def draw_acts(table: ImitateTable, step: int, count: int, seed: int) -> list[int]:
+    """Return the acts of one batch, out of ``count`` in the order they were demonstrated.
+
+    A window over a fifth of them moves from the first to the last while the steps go by, so that a policy learns what
+    to do from clean demonstrations before it learns from noisy ones how often to stray.
+    """
+    width = max(1, count // 5)
+    first = round((count - width) * step / max(1, table.steps - 1))
+    rng = keyed_random("imitate", seed, step)
+    return [first + rng.randrange(width) for _ in range(table.batch_acts)]
+
+
 def imitate(
     policy: Policy,
     table: ImitateTable,
@@ -84,7 +113,7 @@ def imitate(
 ) -> float:
     """Train one policy on demonstrations; return the mean loss (nats per token) of the last tenth of the steps.
 
-    Batches are drawn by keyed permutation, so the result depends on the seed and the demonstrations only.
+    Batches are drawn by key, so the result depends on the seed and the demonstrations only.
     """
     if not acts:
         raise TrainError(f"policy {policy.name!r}: no demonstrations for its roles")
@@ -92,17 +121,11 @@ def imitate(
     autocast = train.precision == "bfloat16"
     schedule = OptimizerTable(lr=table.lr, warmup_steps=table.warmup_steps, schedule="linear")
     optimizer = torch.optim.AdamW(weights, lr=table.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    order: list[int] = []
     losses: list[float] = []
     dtype = policy.model.dtype
     _cast(weights, torch.float32)  # in bfloat16 small steps would be lost; see the master copies of Learner
     for step in range(table.steps):
-        while len(order) < table.batch_acts:
-            epoch = list(range(len(acts)))
-            keyed_random("imitate", seed, step, len(order)).shuffle(epoch)
-            order += epoch
-        chosen = [sample for index in order[: table.batch_acts] for sample in acts[index]]
-        order = order[table.batch_acts :]
+        chosen = [sample for index in draw_acts(table, step, len(acts), seed) for sample in acts[index]]
         num_tokens = sum(len(sample.completion_ids) for sample in chosen)
         loss = 0.0
         for batch in pack(chosen, [1.0 / num_tokens] * len(chosen), train.micro_batch_tokens, policy.model.device):

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TINY_KEYS = ("width", "layers", "heads", "positions")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError)
 
 
@@ -181,7 +181,7 @@ def _place(source: str) -> tuple[str, str | None]:
         if absent:
             raise ConfigError(f"model {source!r}: reading GGUF needs {absent}; pip install 'coterie[gguf]'")
         return str(path.parent), path.name
-    if path.is_dir():
+    if source and path.is_dir():
         _check_folder(source, path)
         return str(path), None
     if path.exists() or not _HUB_ID.fullmatch(source):
