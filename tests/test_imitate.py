@@ -83,12 +83,15 @@ def test_a_warm_start_makes_the_experts_answer_likely_and_reports_the_loss() -> 
 
 
 def test_the_loss_is_the_mean_over_completion_tokens() -> None:
-    """A first loss, by hand: -mean log P over the tokens of both acts, prompts excluded."""
-    lineup = lineup_of("imitate.steps=1", "imitate.batch_acts=2")
+    """A first loss, by hand: -mean log P over the tokens of the drawn acts, prompts excluded."""
+    lineup = lineup_of("imitate.steps=1", "imitate.batch_acts=12")
     policy = lineup.policies["main"]
-    acts = [[sample([5, 6], [7, 1]), sample([5, 6], [8, 9, 1])], [sample([4], [1])]]
-    items: list[Sample] = [item for act in acts for item in act]
-    expected = -sum(plain_logprobs(policy.model, item).sum().item() for item in items) / 6
+    acts = [[sample([5, 6], [7, 1]), sample([5, 6], [8, 9, 1])], [sample([4], [1])]] * 5
+    drawn = [acts[index] for index in draw_acts(table_of(lineup), 0, 10, 0)]
+    assert {len(act) for act in drawn} == {1, 2}
+    items: list[Sample] = [item for act in drawn for item in act]
+    num_tokens = sum(5 if len(act) == 2 else 1 for act in drawn)
+    expected = -sum(plain_logprobs(policy.model, item).sum().item() for item in items) / num_tokens
     loss = imitate(policy, table_of(lineup), acts, 0, lineup.recipe.train, nothing)
     assert loss == pytest.approx(expected, abs=1e-5)
 

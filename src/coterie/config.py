@@ -20,6 +20,7 @@ GroupKey = Literal["task", "role", "round", "prompt"]
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
+StopString = Annotated[str, Field(min_length=1)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
@@ -84,7 +85,7 @@ class RoleSampling(Table):
 
     temperature: NonNegative | None = None
     max_tokens: Positive | None = None
-    stop: tuple[str, ...] | None = None
+    stop: tuple[StopString, ...] | None = None
 
 
 class SamplingTable(Table):
@@ -96,7 +97,7 @@ class SamplingTable(Table):
     select_temperature: Annotated[float, Field(gt=0.0)] = 1.0
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     max_tokens: Positive = 64
-    stop: tuple[str, ...] = ()
+    stop: tuple[StopString, ...] = ()
     roles: dict[str, RoleSampling] = Field(default_factory=dict)
 
 
@@ -167,7 +168,8 @@ class ImitateTable(Table):
     demos_per_act: Positive = 4
     """Answers the expert gives to one prompt; the prompt is computed once for all of them."""
     batch_acts: Positive = 64
-    noise: Fraction = 0.5
+    noise: tuple[Fraction, Fraction] = (0.0, 0.5)
+    """How noisy the experts play, in the first and in the last demonstrations; in between it rises evenly."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-3
     warmup_steps: Annotated[int, Field(ge=0)] = 20
 
@@ -176,7 +178,7 @@ class Recipe(Table):
     """A whole run."""
 
     description: str = ""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     deterministic: Literal[True] = True
     """Batches wait for all live episodes and are ordered by key: equal bytes again and again on one machine."""
     env: EnvTable
