@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sys
 
 from coterie.durable import RunLock
 from coterie.errors import CheckpointError, ConfigError, TrainError
@@ -315,13 +316,16 @@ def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(tmp_path: Pa
     assert note.read_text() == "mine"
 
 
-def test_what_cannot_work_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused_before_a_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
     for setting, message in (
         ("env.rounds=two", "rounds"),
         ("env.round=2", "did you mean 'rounds'"),
         ("team.third=main", "no such role"),
         ("sampling.max_tokens=32", "no room for a prompt"),
         ("env.size=2", r"eval.tasks = 4: split 'validation' .* has 2 tasks"),
+        ("policies.main.train=frozen", r"no policy would be trained: \['main'\] are all frozen"),
+        ("trackers=['mlflow']", r"pip install 'coterie\[mlflow\]'"),
     ):
         with pytest.raises(ConfigError, match=message):
             start(toy_recipe(setting), tmp_path / "run", quiet())
