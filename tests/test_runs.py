@@ -6,12 +6,12 @@ import json
 import random
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sys
 
 from coterie.durable import RunLock
 from coterie.errors import CheckpointError, ConfigError, TrainError

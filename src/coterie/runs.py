@@ -106,7 +106,9 @@ def refuse_used(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"{run_dir} is a file; give a folder that is new or empty with --out")
     if run_dir.is_dir() and any(run_dir.iterdir()):
-        raise ConfigError(f"{run_dir} is not empty; nothing was changed. Use --resume to go on, or another --out")
+        raise ConfigError(
+            f"{run_dir} is not empty; nothing was changed. Give another --out, or go on with a run in it: train --resume"
+        )
 
 
 def resume(run_dir: Path, recipe: Recipe | None, listener: Listener, accept_changes: bool) -> Mapping[str, Json]:
