@@ -33,7 +33,7 @@ max_rounds = 2
 max_moves = 2
 style = "compact"
 [policies.shared]
-model = "tiny:width=16,layers=1,heads=2,positions=32"
+model = "tiny:width=16,layers=1,heads=2,positions=64"
 optimizer = {lr = 1e-3}
 [team]
 tool = "shared"
@@ -310,7 +310,7 @@ def test_eval_of_a_recipe_plays_the_untrained_policies(recipe: Path, trained: Pa
         (("RUN", "--checkpoint", "best"), 1, "no usable best checkpoint; no validation has been made"),
         (("RUN", "--split", "tset"), 2, "no split 'tset'"),
         (("RUN", "--save", "/no/such/folder/x"), 2, "there is no folder"),
-        (("RUN", "--set", "policies.shared.model=tiny:width=32,layers=1,heads=2,positions=32"), 1, "do not fit"),
+        (("RUN", "--set", "policies.shared.model=tiny:width=32,layers=1,heads=2,positions=64"), 1, "do not fit"),
         (("nothing-of-the-kind",), 2, "no shipped recipe"),
     ],
 )

@@ -308,7 +308,7 @@ def test_metrics_without_any_checkpoint_are_not_overwritten(tmp_path: Path) -> N
 def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     note = tmp_path / "note.txt"
     note.write_text("mine")
-    with pytest.raises(ConfigError, match=r"is not empty; nothing was changed. Use --resume"):
+    with pytest.raises(ConfigError, match=r"is not empty; nothing was changed. Give another --out"):
         start(toy_recipe(), tmp_path, quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
     with pytest.raises(ConfigError, match="is a file"):
