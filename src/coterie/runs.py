@@ -107,7 +107,7 @@ def refuse_used(run_dir: Path) -> None:
         raise ConfigError(f"{run_dir} is a file; give a folder that is new or empty with --out")
     if run_dir.is_dir() and any(run_dir.iterdir()):
         raise ConfigError(
-            f"{run_dir} is not empty; nothing was changed. Give another --out, or go on with a run in it: train --resume"
+            f"{run_dir} is not empty; nothing was changed. Give another --out, or go on with its run: train --resume"
         )
 
 
