@@ -153,8 +153,10 @@ def best_moves(board: Board, rng: random.Random, limit: int) -> str:
 
 
 def noisy_moves(board: Board, rng: random.Random, noise: float, limit: int) -> str:
-    """Return the moves of a player who gives up early and strays: with probability ``noise`` / 2 each, a move is any of the
-    four instead of the best from where it is made, and the answer stops after a move.
+    """Return the moves of a player who strays and gives up early.
+
+    With probability ``noise`` / 2 a move is any of the four instead of the best from where it is made, and with the
+    same probability the answer stops after a move.
 
     A move into a wall ends the answer: it would end there when executed.
     """
