@@ -21,9 +21,11 @@ from coterie.config import Recipe, override, parse_recipe
 from coterie.engines import Request, Sampling
 from coterie.env import Env, EnvOptions, Team
 from coterie.faults import VARIABLE
+from coterie.models.adapters import Adapter, Resident
 from coterie.models.chat import ChatRenderer
 from coterie.models.policy import Policy
 from coterie.models.tiny import tiny_model, tiny_tokenizer
+from coterie.policy_tables import LoraTable
 from coterie.runs import StopRequestedError, resume, start
 from coterie.train import Listener
 from coterie.types import EpisodeKey, Json, Outcome, Reward, Sample, Scored, Task
@@ -93,6 +95,26 @@ def policy_of(
 ) -> Policy:
     """Return a policy around a model."""
     return Policy(name=name, model=model, renderer=RENDERER, context=context, end_ids=frozenset(end_ids))
+
+
+def stirred(adapter: Adapter, seed: int = 0) -> Adapter:
+    """Return the adapter with random values instead of those that change nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in adapter.weights().values():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
+    return adapter
+
+
+def lora_team(model: PreTrainedModel, *names: str, lora: LoraTable | None = None) -> dict[str, Policy]:
+    """Return policies with an adapter each beside one model, and the policy ``base`` that plays it as it is."""
+    resident = Resident(model)
+    adapters = {name: resident.attach(name, lora or LoraTable(), seed=0) for name in names}
+    adapters["base"] = resident.adapter_off()
+    policies = {name: policy_of(model, name=name, end_ids=()) for name in adapters}
+    for name, policy in policies.items():
+        policy.adapter = adapters[name]
+    return policies
 
 
 def request(
@@ -225,6 +247,13 @@ class Letters(Env):
     @staticmethod
     def _expert(rng: random.Random, noise: float) -> str:
         return rng.choice("xyz") if rng.random() < noise else "q"
+
+
+class FourLetters(Letters):
+    """``Letters`` with four roles, for teams of many policies."""
+
+    roles = ("first", "second", "third", "fourth")
+    scored_roles = roles
 
 
 # ---- runs -------------------------------------------------------------------------------------------------------
