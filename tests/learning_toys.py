@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -97,8 +97,11 @@ def policy_of(
     return Policy(name=name, model=model, renderer=RENDERER, context=context, end_ids=frozenset(end_ids))
 
 
-def stirred(adapter: Adapter, seed: int = 0) -> Adapter:
-    """Return the adapter with random values instead of those that change nothing."""
+Stirred = TypeVar("Stirred", Adapter, Policy)
+
+
+def stirred(adapter: Stirred, seed: int = 0) -> Stirred:
+    """Return the adapter, or a policy's, with random values instead of those that change nothing."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in adapter.weights().values():
@@ -272,6 +275,24 @@ PER_ROLE = (
     "policies.other.optimizer.lr=0.01",
     "team.second=other",
 )
+TINY = "tiny:width=8,layers=1,heads=2,positions=32"
+MIX = (
+    "env.name=learning_toys:FourLetters",
+    f"policies.a.model={TINY}",
+    "policies.a.train=lora",
+    "policies.a.optimizer.lr=0.01",
+    "policies.a.kl.coef=0.05",
+    f"policies.b.model={TINY}",
+    "policies.b.train=lora",
+    "policies.b.optimizer.lr=0.01",
+    "policies.b.update_every=2",
+    f"policies.frozen.model={TINY}",
+    "policies.frozen.train=frozen",
+    "team.second=a",
+    "team.third=b",
+    "team.fourth=frozen",
+)
+"""A whole model, two adapters and a frozen policy beside another model; one adapter is trained in every other step."""
 WARM = ("imitate.steps=4", "imitate.episodes=4", "imitate.batch_acts=4")
 
 
