@@ -90,6 +90,16 @@ def bigram(table: torch.Tensor) -> PreTrainedModel:
     return model
 
 
+def switch() -> PreTrainedModel:
+    """Return a model that is uniform until an adapter writes 7 or 9 into its stream; then it says that token."""
+    table = torch.zeros(16, 16)
+    table[7, 7] = table[9, 9] = 50.0
+    model = bigram(table)
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_fc.bias.fill_(1.0)  # something for an adapter of the next module to see
+    return model
+
+
 def policy_of(
     model: PreTrainedModel, *, name: str = "main", end_ids: Sequence[int] = (1,), context: int = 64
 ) -> Policy:

@@ -19,7 +19,7 @@ from coterie.errors import CheckpointError
 from coterie.learner import Learner, Update
 from coterie.models.policy import Policy
 from coterie.types import Sample
-from learning_toys import gpt2, llama, lora_team, plain_logprobs, policy_of, request, sample, stirred
+from learning_toys import gpt2, llama, lora_team, plain_logprobs, policy_of, request, sample, stirred, switch
 
 MODELS = [gpt2, llama]
 Make = Callable[[], PreTrainedModel]
@@ -134,8 +134,8 @@ def test_the_step_is_that_of_the_written_out_gradient_of_the_adapter(make: Make)
 
 def test_a_token_made_likely_by_training_is_drawn_by_that_policy_only() -> None:
     """TEAM-04 after updates: A is taught 7 and B 9; the base stays as it was."""
-    team = lora_team(gpt2(spread=1.0), "a", "b")
-    learners = {"a": learner_of(team["a"], lr=0.02), "b": learner_of(team["b"], lr=0.02)}
+    team = lora_team(switch(), "a", "b")
+    learners = {name: learner_of(team[name], lr=0.05) for name in "ab"}
     before = logits(team["base"])
     for _ in range(25):
         for name, token in (("a", 7), ("b", 9)):
@@ -241,7 +241,7 @@ def test_gradient_checkpointing_computes_layers_twice_and_changes_nothing_else(m
             policy.checkpointing = True
         layer = model.transformer.h[0].mlp if model.config.model_type == "gpt2" else model.model.layers[0].mlp
         items, passes = drawn(policy, [1.0, -1.0]), []
-        hook = layer.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        hook = layer.register_forward_pre_hook(lambda *_, passes=passes: passes.append(1))
         update = learner_of(policy, train="lora" if lora else "full").step(items)
         hook.remove()
         after = drawn(policy, [1.0], step=1)[0]

@@ -35,6 +35,7 @@ from learning_toys import (
     request,
     sample,
     stirred,
+    switch,
 )
 
 ARCHITECTURES = pytest.mark.parametrize("make", [gpt2, llama])
@@ -418,16 +419,6 @@ def test_results_come_in_the_order_of_the_requests_and_of_their_candidates() -> 
 # ---- adapters beside one model ----------------------------------------------------------------------------------
 
 
-def switch() -> PreTrainedModel:
-    """Return a model that is uniform until an adapter writes 7 or 9 into its stream; then it says that token."""
-    table = torch.zeros(16, 16)
-    table[7, 7] = table[9, 9] = 50.0
-    model = bigram(table)
-    with torch.no_grad():
-        model.transformer.h[0].mlp.c_fc.bias.fill_(1.0)  # something for an adapter of the next module to see
-    return model
-
-
 def say(policy: Policy, token: int) -> None:
     """Set an adapter of rank 1 beside c_proj so that it writes the token, 100 times as large as what is there."""
     assert policy.adapter is not None
@@ -443,7 +434,7 @@ def switches() -> dict[str, Policy]:
 
 
 def first_tokens(engine: TorchEngine, *names: str) -> list[set[int]]:
-    asked = [request([3], policy=name, candidates=16, max_tokens=1, task=f"{i}") for i, name in enumerate(names)]
+    asked = [request([3], policy=name, candidates=16, max_tokens=1, task=name) for name in names]
     return [{completion.ids[0] for completion in row} for row in engine.generate(asked)]
 
 
