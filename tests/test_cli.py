@@ -33,7 +33,7 @@ max_rounds = 2
 max_moves = 2
 style = "compact"
 [policies.shared]
-model = "tiny:width=16,layers=1,heads=2,positions=32"
+model = "tiny:width=16,layers=1,heads=2,positions=64"
 optimizer = {lr = 1e-3}
 [team]
 tool = "shared"
@@ -233,7 +233,7 @@ def test_ctrl_c_ends_with_130_and_leaves_a_run_that_goes_on(recipe: Path, tmp_pa
     many = ["--set", "imitate.steps=1", "--set", "train.steps=100000", "--set", "train.save_every=100000"]
     command = [sys.executable, "-c", "from coterie.cli import main; main()", "train", str(recipe), "--out", str(run)]
     process = subprocess.Popen([*command, *many], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 240.0
     while not (run / "metrics.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -310,7 +310,7 @@ def test_eval_of_a_recipe_plays_the_untrained_policies(recipe: Path, trained: Pa
         (("RUN", "--checkpoint", "best"), 1, "no usable best checkpoint; no validation has been made"),
         (("RUN", "--split", "tset"), 2, "no split 'tset'"),
         (("RUN", "--save", "/no/such/folder/x"), 2, "there is no folder"),
-        (("RUN", "--set", "policies.shared.model=tiny:width=32,layers=1,heads=2,positions=32"), 1, "do not fit"),
+        (("RUN", "--set", "policies.shared.model=tiny:width=32,layers=1,heads=2,positions=64"), 1, "do not fit"),
         (("nothing-of-the-kind",), 2, "no shipped recipe"),
     ],
 )

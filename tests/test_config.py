@@ -104,6 +104,10 @@ def test_an_unknown_env_is_refused_with_the_nearest_one() -> None:
         (["eval.temperature=-0.1"], "eval.temperature", "greater than or equal to 0"),
         (["trackers=['excel']"], "trackers", "got 'excel'"),
         (["deterministic=false"], "deterministic", "got False"),
+        (["seed=-1"], "seed", "greater than or equal to 0"),
+        (["seed=9223372036854775808"], "seed", "less than 9223372036854775808"),
+        (["sampling.stop=['']"], "sampling.stop.0", "at least 1 character"),  # it would end every answer at once
+        (["sampling.roles.tool.stop=['x', '']"], "sampling.roles.tool.stop.1", "at least 1 character"),
         (["sampling.mode=chain", "credit.return=discounted", "credit.gamma=0"], "credit.gamma", "greater than 0"),
     ],
 )

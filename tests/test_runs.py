@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -314,7 +315,7 @@ def test_metrics_without_any_checkpoint_are_not_overwritten(tmp_path: Path) -> N
 def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     note = tmp_path / "note.txt"
     note.write_text("mine")
-    with pytest.raises(ConfigError, match=r"is not empty; nothing was changed. Use --resume"):
+    with pytest.raises(ConfigError, match=r"is not empty; nothing was changed. Give another --out"):
         start(toy_recipe(), tmp_path, quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
     with pytest.raises(ConfigError, match="is a file"):
@@ -322,13 +323,16 @@ def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(tmp_path: Pa
     assert note.read_text() == "mine"
 
 
-def test_what_cannot_work_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused_before_a_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
     for setting, message in (
         ("env.rounds=two", "rounds"),
         ("env.round=2", "did you mean 'rounds'"),
         ("team.third=main", "no such role"),
         ("sampling.max_tokens=32", "no room for a prompt"),
         ("env.size=2", r"eval.tasks = 4: split 'validation' .* has 2 tasks"),
+        ("policies.main.train=frozen", r"no policy would be trained: \['main'\] are all frozen"),
+        ("trackers=['mlflow']", r"pip install 'coterie\[mlflow\]'"),
     ):
         with pytest.raises(ConfigError, match=message):
             start(toy_recipe(setting), tmp_path / "run", quiet())

@@ -20,7 +20,7 @@ from coterie.errors import TrainError
 from coterie.lineup import TaskStream, assemble, check_env_fits
 from coterie.record import Recorder, read_rows
 from coterie.runs import start
-from coterie.train import Run, flat_tasks, samples_by_policy
+from coterie.train import Run, flat_tasks, num_tokens, samples_by_policy, step_metrics
 from coterie.types import Turn
 from learning_toys import MIX, PER_ROLE, Letters, LettersOptions, numbers, quiet, toy_recipe
 
@@ -172,6 +172,10 @@ def test_refill_replaces_tasks_that_taught_nothing_by_fresh_ones(run_of: Callabl
     assert ids == [*expected, *[f"train-{4 + i}" for i in range(count)]]
     assert run.stream.position == 4 + count
     assert {credit.turn.episode.task_id for credit in first.credit.credits} == set(ids)
+    dropped = num_tokens([episode for episode in plain.episodes if episode.key.task_id in flat[:count]])
+    assert first.replaced_tokens == dropped > 0
+    row = step_metrics(0, first, {})
+    assert row["tokens_generated"] == num_tokens(first.episodes) + dropped
 
 
 def test_refill_is_off_by_default(run_of: Callable[..., Run]) -> None:

@@ -129,7 +129,7 @@ class ImitateTable(Table):
     """Answers the expert gives to one prompt; the prompt is computed once for all of them."""
     batch_acts: Positive = 64
     noise: tuple[Fraction, Fraction] = (0.0, 0.5)
-    """How noisy the experts play, in the first and in the last demonstrations; in between it rises evenly."""
+    """How noisy the experts play in the first and in the last demonstrations; rises with the square of the way."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-3
     warmup_steps: Annotated[int, Field(ge=0)] = 20
 

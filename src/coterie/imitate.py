@@ -58,12 +58,12 @@ def demonstrations(
 ) -> list[Episode]:
     """Return training episodes played by the experts; at each act one of their answers is played, at random.
 
-    Their noise rises evenly from the first episode to the last.
+    Their noise rises from the first episode to the last with the square of the way: most of them are nearly clean.
     Raises ``TrainError`` where a prompt and its answer are longer than the policy's context.
     """
     tasks = lineup.make_env().tasks("train", 0, table.episodes)
     low, high = table.noise
-    noise = {task.id: low + (high - low) * place / max(1, len(tasks) - 1) for place, task in enumerate(tasks)}
+    noise = {task.id: low + (high - low) * (place / max(1, len(tasks) - 1)) ** 2 for place, task in enumerate(tasks)}
     rollout = replace(
         lineup.rollout(training=True, event=event, before_batch=before_batch),
         plan=Plan(mode="tree", num_candidates=table.demos_per_act, select="random"),

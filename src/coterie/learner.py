@@ -201,12 +201,13 @@ class Learner:
     def _batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         """Return the packed micro-batches. Samples without any gradient are counted in the weights, not computed.
 
-        Those are samples with advantage exactly 0; with a KL penalty every sample has a gradient. The entropy bonus
-        applies to computed samples.
+        Those are samples with advantage exactly 0, where neither a KL penalty nor an entropy bonus gives them one. The
+        bonus must reach them: a policy that has become certain of something wrong has only flat peer sets left.
         """
         lengths = [len(sample.completion_ids) for sample in samples]
         weights = aggregation_weights(lengths, self.aggregation, self.constant)
-        wanted = [i for i, sample in enumerate(samples) if sample.advantage != 0.0 or self.settings.kl_coef > 0.0]
+        every = self.settings.kl_coef > 0.0 or self.settings.entropy_coef > 0.0
+        wanted = [i for i, sample in enumerate(samples) if every or sample.advantage != 0.0]
         return pack(
             [samples[i] for i in wanted],
             [weights[i] for i in wanted],

@@ -54,6 +54,8 @@ class Played:
     episodes: tuple[Episode, ...]
     credit: CreditReport
     refilled: int
+    replaced_tokens: int
+    """Tokens generated for episodes that ``refill`` replaced; they are counted, and nothing else of them is kept."""
 
 
 class Run:
@@ -118,7 +120,8 @@ class Run:
         again = self._play(step, fresh)
         ids = {task.id for task in kept}
         episodes = tuple(e for e in played.episodes if e.key.task_id in ids) + again.episodes
-        return Played(episodes=episodes, credit=self._credit(episodes), refilled=len(fresh))
+        dropped = num_tokens([e for e in played.episodes if e.key.task_id not in ids])
+        return Played(episodes=episodes, credit=self._credit(episodes), refilled=len(fresh), replaced_tokens=dropped)
 
     def update(self, report: CreditReport) -> dict[str, Update]:
         """Give every policy that this step trains the samples of its roles: ``steps_per_batch`` optimiser steps."""
@@ -245,7 +248,7 @@ class Run:
             episodes_per_task=sampling.num_candidates if sampling.mode == "chain" else 1,
         )
         episodes = tuple(rollout.run(plays))
-        return Played(episodes=episodes, credit=self._credit(episodes), refilled=0)
+        return Played(episodes=episodes, credit=self._credit(episodes), refilled=0, replaced_tokens=0)
 
     def _credit(self, episodes: Sequence[Episode]) -> CreditReport:
         table, chain = self.recipe.credit, self.recipe.sampling.mode == "chain"
@@ -262,7 +265,7 @@ class Run:
     def _note(self, step: int, played: Played, metrics: Mapping[str, Json], clock: tuple[float, float, float]) -> None:
         """Write the rows of a step and tell the listener."""
         time_s, rollout_s, update_s = clock
-        generated = sum(len(turn.completion_ids) for episode in played.episodes for turn in episode.turns)
+        generated = num_tokens(played.episodes) + played.replaced_tokens
         self.tokens_generated += generated
         per_s = generated / rollout_s if rollout_s > 0 else 0.0
         fault_point("metrics", step)
@@ -294,6 +297,11 @@ def samples_by_policy(credits: Sequence[Credit], policies: Mapping[str, object])
             continue
         samples[turn.policy].append(sample_of(turn, credit.advantage))
     return samples
+
+
+def num_tokens(episodes: Sequence[Episode]) -> int:
+    """Return how many tokens were sampled in these episodes, all candidates counted."""
+    return sum(len(turn.completion_ids) for episode in episodes for turn in episode.turns)
 
 
 def flat_tasks(report: CreditReport) -> set[str]:
@@ -328,7 +336,7 @@ def step_metrics(
         "episodes_retried": sum(episode.attempts > 1 for episode in episodes),
         "rewards_invalid": report.rewards_invalid,
         "tasks_refilled": played.refilled,
-        "tokens_generated": sum(len(turn.completion_ids) for turn in turns),
+        "tokens_generated": num_tokens(episodes) + played.replaced_tokens,
         "tokens_trained": sum(len(credit.turn.completion_ids) for credit in trained),
     }
     for role in roles:
