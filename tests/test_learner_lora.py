@@ -317,3 +317,24 @@ def test_the_file_of_one_role_goes_into_the_slot_of_another_only_when_asked_for(
     assert prints(team) == before
     b.load(tmp_path, of="a")
     assert prints(team)["b"] == prints(team)["a"] == before["a"]
+
+
+def test_after_loading_the_engine_draws_with_the_loaded_adapter(tmp_path: Path) -> None:
+    """SYNC-06: the first rollout after a resumption; the other role still draws with its own."""
+    lora = LoraTable(rank=1, target_modules=("mlp.c_proj",))
+    team = lora_team(switch(), "a", "b", lora=lora)
+    with torch.no_grad():
+        a, b = team["a"].weights().values()
+        a.fill_(1.0)
+        b[7] = 100.0
+    team["a"].version = 5
+    learner_of(team["a"]).save(tmp_path)
+    again = lora_team(switch(), "a", "b", lora=lora)
+    engine = TorchEngine(again)
+    learner_of(again["a"]).load(tmp_path)
+    asked = [
+        request([3], policy=name, version=version, candidates=8, max_tokens=1) for name, version in (("a", 5), ("b", 0))
+    ]
+    drawn_a, drawn_b = ({completion.ids[0] for completion in row} for row in engine.generate(asked))
+    assert drawn_a == {7}
+    assert len(drawn_b) > 3
