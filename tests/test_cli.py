@@ -405,6 +405,30 @@ def test_a_warm_started_folder_is_the_model_of_another_recipe(recipe: Path, tmp_
     assert (again.exit_code, "is not empty" in again.stderr) == (2, True)
 
 
+def test_imitate_writes_a_model_that_adapters_share_once_and_adapters_start_on_it(recipe: Path, tmp_path: Path) -> None:
+    adapters = ["--set", "policies.shared.train=lora", "--set", "policies.other.train=lora"]
+    adapters += ["--set", "policies.other.model=tiny:width=16,layers=1,heads=2,positions=64"]
+    result = coterie("imitate", recipe, "--out", tmp_path / "warm", *adapters, "--set", "team.tool=other")
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in (tmp_path / "warm").iterdir()] == ["shared"]
+    assert result.output.count(f'model = "{tmp_path / "warm" / "shared"}"') == 2
+    warm = ["--set", f"policies.shared.model={tmp_path / 'warm' / 'shared'}"]
+    evaluated = coterie("eval", recipe, "--tasks", 2, "--set", "policies.shared.train=lora", *warm)
+    assert evaluated.exit_code == 0, evaluated.output
+
+
+def test_check_counts_a_model_that_adapters_share_once(recipe: Path) -> None:
+    """Width 16, 1 layer, rank 8: 8 * ((16 + 48) + (16 + 16) + (16 + 64) + (64 + 16)) values of the second adapter."""
+    adapters = ["--set", "policies.shared.train=lora", "--set", "policies.other.train=lora"]
+    adapters += ["--set", "policies.other.model=tiny:width=16,layers=1,heads=2,positions=64"]
+    result = coterie("check", recipe, *adapters, "--set", "team.tool=other")
+    assert result.exit_code == 0, result.output
+    [row] = [line for line in result.output.splitlines() if "parameters" in line]
+    first, second, together = (int(cell.replace(",", "")) for cell in row.split("│")[2:5])
+    assert second == 8 * (64 + 32 + 80 + 80)
+    assert together == first + second
+
+
 def test_imitate_needs_its_table(tmp_path: Path) -> None:
     path = tmp_path / "plain.toml"
     path.write_text(MINUTE.split("[imitate]")[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from coterie.batch import sample_of
 from coterie.errors import ConfigError, TrainError
 from coterie.imitate import acts_of, demonstrations, draw_acts, expert_draw, imitate, warm_start
 from coterie.lineup import Lineup, assemble, check_env_fits
+from coterie.models.loading import save
 from coterie.types import Sample
 from learning_toys import PER_ROLE, RENDERER, plain_logprobs, policy_of, request, sample, toy_recipe
 
@@ -211,3 +213,62 @@ def test_noise_rises_from_the_first_demonstration_to_the_last_and_batches_follow
     assert max(drawn[1]) < 800 <= min(drawn[2])
     assert max(drawn[2]) < 1000
     assert draw_acts(table, 3, 1, 0) == [0] * table.batch_acts
+
+
+# ---- adapters ---------------------------------------------------------------------------------------------------
+
+LORA = (*PER_ROLE, "policies.main.train=lora", "policies.other.train=lora")
+
+
+def logits_of(lineup: Lineup, name: str) -> torch.Tensor:
+    policy = lineup.policies[name]
+    with torch.no_grad(), policy.alone():
+        return policy.model(input_ids=torch.tensor([[3, 4, 5]]), use_cache=False).logits  # type: ignore[no-any-return]
+
+
+def test_adapters_on_one_model_start_from_one_warm_start_of_the_whole_model() -> None:
+    """It is what a policy of its own that plays both roles would learn; the adapters still change nothing."""
+    lineup, shared = lineup_of(*LORA), lineup_of()
+    started: list[str] = []
+    losses = warm_start(lineup, nothing, nothing, lambda name, *_: started.append(name))
+    expected = warm_start(shared, nothing, nothing, nothing)
+    assert set(started) == {"main"}
+    assert losses == {"main": expected["main"], "other": expected["main"]}
+    model = lineup.policies["main"].model_weights()
+    assert all(torch.equal(model[name], weight) for name, weight in shared.policies["main"].model.named_parameters())
+    assert torch.equal(logits_of(lineup, "main"), logits_of(lineup, "other"))
+    assert torch.equal(logits_of(lineup, "main"), logits_of(shared, "main"))
+    assert not any(weight.requires_grad for weight in lineup.policies["main"].model.parameters())
+
+
+@pytest.mark.parametrize("first", ["main", "other"])
+def test_a_whole_model_and_an_adapter_of_the_same_origin_start_equal(first: str) -> None:
+    lineup = lineup_of(*PER_ROLE, f"policies.{first}.train=lora")
+    losses = warm_start(lineup, nothing, nothing, nothing)
+    assert losses["main"] == losses["other"]
+    assert torch.equal(logits_of(lineup, "main"), logits_of(lineup, "other"))
+    assert lineup.policies["main"].model is not lineup.policies["other"].model
+
+
+def test_adapters_on_one_model_learn_together_also_where_they_render_differently() -> None:
+    lineup = lineup_of(*LORA, "policies.other.template=plain")
+    started: list[str] = []
+    assert set(warm_start(lineup, nothing, nothing, lambda name, *_: started.append(name))) == {"main", "other"}
+    assert started == ["main"] * 30
+
+
+def test_a_warm_model_with_adapters_is_written_as_a_plain_one(tmp_path: Path) -> None:
+    lineup = lineup_of(*LORA)
+    warm_start(lineup, nothing, nothing, nothing)
+    save(lineup.loaded["main"], tmp_path, weights=lineup.policies["main"].model_weights())
+    again = assemble(check_env_fits(toy_recipe(f"policies.main.model={tmp_path}")))
+    assert torch.equal(logits_of(again, "main"), logits_of(lineup, "main"))
+
+
+def test_a_bfloat16_model_with_adapters_learns_in_float32() -> None:
+    lineup = lineup_of(*LORA, "policies.main.dtype=bfloat16", "policies.other.dtype=bfloat16")
+    losses = warm_start(lineup, nothing, nothing, nothing)
+    assert losses["main"] < 1.5
+    dtypes = {weight.dtype for weight in lineup.policies["main"].model_weights().values()}
+    assert dtypes == {torch.bfloat16}
+    assert {weight.dtype for weight in lineup.policies["main"].weights().values()} == {torch.float32}

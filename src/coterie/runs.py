@@ -19,6 +19,7 @@ from coterie.checkpoint import BEST, Checkpoint, CheckpointStore, truncate_journ
 from coterie.config import Recipe, dump_recipe, read_recipe
 from coterie.durable import RunLock, atomic_write_json, check_writable
 from coterie.errors import CheckpointError, ConfigError
+from coterie.learner import check_owner
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.manifest import NewerSchemaError, read_checkpoint
 from coterie.models.policy import Policy
@@ -140,6 +141,7 @@ def open_run(run_dir: Path, which: Literal["last", "best"] = "last", settings: S
     trained = read_recipe(run_dir / RECIPE).trained_policies
     checkpoint = find_checkpoint(run_dir, which)
     lineup = assemble(check_env_fits(read_recipe(run_dir / RECIPE, settings)))
+    lineup.load_warmed(checkpoint.path)
     for name in trained:
         if name in lineup.policies:
             load_weights(lineup.policies[name], checkpoint.path / name)
@@ -168,10 +170,12 @@ def find_checkpoint(run_dir: Path, which: Literal["last", "best"]) -> Checkpoint
 def load_weights(policy: Policy, folder: Path) -> None:
     """Give a policy the weights and version that its learner saved in a folder; no optimiser is made for it."""
     path = folder / "weights.safetensors"
+    state = json.loads((folder / "learner.json").read_text())
+    check_owner(folder, state, policy.name)
     saved = load_tensors(path)
-    weights = dict(policy.model.named_parameters())
+    weights = policy.weights()
     odd = [name for name in saved if name not in weights or weights[name].shape != saved[name].shape]
-    odd += [name for name, weight in weights.items() if weight.requires_grad and name not in saved]
+    odd += [name for name in weights if name not in saved]
     if odd:
         raise CheckpointError(
             f"{path}: {len(odd)} tensors are missing or do not fit policy {policy.name!r}, first {odd[0]!r}; the "
@@ -179,7 +183,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
         )
     for name, tensor in saved.items():
         weights[name].copy_(tensor)
-    policy.version = int(json.loads((folder / "learner.json").read_text())["counters"]["version"])
+    policy.version = int(state["counters"]["version"])
 
 
 def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool) -> None:

@@ -19,7 +19,7 @@ from coterie.evaluate import Score, evaluate
 from coterie.faults import fault_point
 from coterie.imitate import Progress, warm_start
 from coterie.learner import Learner, Update
-from coterie.lineup import Lineup, TaskStream
+from coterie.lineup import Lineup, TaskStream, trains_at
 from coterie.record import Recorder, flat_numbers, mean
 from coterie.rollout import plays_of
 from coterie.types import Credit, Episode, Json, Sample, Task
@@ -94,7 +94,8 @@ class Run:
             updates = self.update(played.credit)
             done = time.monotonic()
             self.next_step, self.position = step + 1, self.stream.position
-            metrics = step_metrics(step, played, updates)
+            resting = [name for name in self.learners if name not in updates]
+            metrics = step_metrics(step, played, updates, resting)
             self._note(step, played, metrics, (done - began, rolled - start, done - rolled))
             every = self.recipe.eval.every
             if every and self.next_step % every == 0 and self.next_step < self.recipe.train.steps:
@@ -123,10 +124,12 @@ class Run:
         return Played(episodes=episodes, credit=self._credit(episodes), refilled=len(fresh), replaced_tokens=dropped)
 
     def update(self, report: CreditReport) -> dict[str, Update]:
-        """Give every trained policy the samples of its roles: one batch, ``steps_per_batch`` optimiser steps."""
+        """Give every policy that this step trains the samples of its roles: ``steps_per_batch`` optimiser steps."""
         samples = samples_by_policy(report.credits, self.learners)
         updates = {}
         for name, learner in self.learners.items():
+            if not trains_at(self.recipe.policies[name], self.next_step):
+                continue
             fault_point("update", self.next_step)
             updates[name] = learner.step(samples[name])
             if learner.skipped_in_a_row >= self.recipe.train.max_skipped_updates:
@@ -152,7 +155,7 @@ class Run:
                 self.lineup.policies[name],
                 self.recipe.policies[name],
                 self.recipe.loss,
-                total_steps=train.steps * train.steps_per_batch,
+                total_steps=self._num_updates(name) * train.steps_per_batch,
                 steps_per_batch=train.steps_per_batch,
                 micro_batch_tokens=train.micro_batch_tokens,
                 autocast=train.precision == "bfloat16",
@@ -160,6 +163,10 @@ class Run:
             )
             for name in self.recipe.trained_policies
         }
+
+    def _num_updates(self, name: str) -> int:
+        """Return in how many steps of the recipe a policy is trained."""
+        return sum(trains_at(self.recipe.policies[name], step) for step in range(self.recipe.train.steps))
 
     def pay(self) -> None:
         """Do the evaluations that are due. One that an interrupt cuts short stays due, in the checkpoint too."""
@@ -214,6 +221,7 @@ class Run:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over a checkpoint: weights, optimisers, versions, data position, best score."""
+        self.lineup.load_warmed(checkpoint.path)
         self.make_learners()
         for name, learner in self.learners.items():
             learner.load(checkpoint.path / name)
@@ -230,7 +238,7 @@ class Run:
     # ---- machinery below ----------------------------------------------------------------------------------------
 
     def _play(self, step: int, tasks: Sequence[Task]) -> Played:
-        rollout = self.lineup.rollout(training=True, event=self._event, before_batch=self.listener.stop)
+        rollout = self.lineup.rollout(training=True, event=self._event, before_batch=self.listener.stop, step=step)
         sampling = self.recipe.sampling
         plays = plays_of(
             tasks,
@@ -274,6 +282,7 @@ class Run:
         for name, learner in self.learners.items():
             (folder / name).mkdir()
             learner.save(folder / name)
+        self.lineup.save_warmed(folder)
 
     def _event(self, kind: str, fields: Mapping[str, str | int]) -> None:
         self.recorder.event(kind, **dict(fields))
@@ -301,7 +310,9 @@ def flat_tasks(report: CreditReport) -> set[str]:
     return {credit.turn.episode.task_id for credit in report.credits} - taught
 
 
-def step_metrics(step: int, played: Played, updates: Mapping[str, Update]) -> dict[str, Json]:
+def step_metrics(
+    step: int, played: Played, updates: Mapping[str, Update], resting: Sequence[str] = ()
+) -> dict[str, Json]:
     """Return the row of ``metrics.jsonl``; nothing in it depends on the clock.
 
     ``reward/team`` is the mean outcome of the episodes, ``reward/<role>`` the mean value (alpha * team + local) of all
@@ -333,6 +344,8 @@ def step_metrics(step: int, played: Played, updates: Mapping[str, Update]) -> di
         row[f"tokens/{role}"] = sum(len(turn.completion_ids) for turn in turns if turn.role == role)
     for name, update in updates.items():
         row |= {f"policy/{name}/{key}": value for key, value in update.numbers().items()}
+    if resting:
+        row["policies_resting"] = list(resting)
     row["updates_skipped"] = sum(update.skipped_non_finite for update in updates.values())
     row["updates_empty"] = sum(not update.stepped and not update.skipped_non_finite for update in updates.values())
     return row

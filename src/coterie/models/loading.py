@@ -87,10 +87,13 @@ def load(source: str, *, seed: int, dtype: str = "float32", context: int | None 
     return LoadedModel(model.eval(), tokenizer, _context(source, model.config, context), end_ids, source)
 
 
-def save(loaded: LoadedModel, folder: pathlib.Path) -> None:
-    """Write safetensors, config and tokenizer, so that plain ``transformers`` (or ``load``) reads the folder."""
+def save(loaded: LoadedModel, folder: pathlib.Path, weights: Mapping[str, torch.nn.Parameter] | None = None) -> None:
+    """Write safetensors, config and tokenizer, so that plain ``transformers`` (or ``load``) reads the folder.
+
+    ``weights`` are the model's by their plain names, where adapters beside it have changed the names.
+    """
     with _no_progress_bars():
-        loaded.model.save_pretrained(folder)
+        loaded.model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
     loaded.tokenizer.save_pretrained(folder)
 
 
