@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -21,9 +21,11 @@ from coterie.config import Recipe, override, parse_recipe
 from coterie.engines import Request, Sampling
 from coterie.env import Env, EnvOptions, Team
 from coterie.faults import VARIABLE
+from coterie.models.adapters import Adapter, Resident
 from coterie.models.chat import ChatRenderer
 from coterie.models.policy import Policy
 from coterie.models.tiny import tiny_model, tiny_tokenizer
+from coterie.policy_tables import LoraTable
 from coterie.runs import StopRequestedError, resume, start
 from coterie.train import Listener
 from coterie.types import EpisodeKey, Json, Outcome, Reward, Sample, Scored, Task
@@ -88,11 +90,44 @@ def bigram(table: torch.Tensor) -> PreTrainedModel:
     return model
 
 
+def switch() -> PreTrainedModel:
+    """Return a model that is uniform until an adapter writes 7 or 9 into its stream; then it says that token."""
+    table = torch.zeros(16, 16)
+    table[7, 7] = table[9, 9] = 50.0
+    model = bigram(table)
+    with torch.no_grad():
+        model.transformer.h[0].mlp.c_fc.bias.fill_(1.0)  # something for an adapter of the next module to see
+    return model
+
+
 def policy_of(
     model: PreTrainedModel, *, name: str = "main", end_ids: Sequence[int] = (1,), context: int = 64
 ) -> Policy:
     """Return a policy around a model."""
     return Policy(name=name, model=model, renderer=RENDERER, context=context, end_ids=frozenset(end_ids))
+
+
+Stirred = TypeVar("Stirred", Adapter, Policy)
+
+
+def stirred(adapter: Stirred, seed: int = 0) -> Stirred:
+    """Return the adapter, or a policy's, with random values instead of those that change nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in adapter.weights().values():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
+    return adapter
+
+
+def lora_team(model: PreTrainedModel, *names: str, lora: LoraTable | None = None) -> dict[str, Policy]:
+    """Return policies with an adapter each beside one model, and the policy ``base`` that plays it as it is."""
+    resident = Resident(model)
+    adapters = {name: resident.attach(name, lora or LoraTable(), seed=0) for name in names}
+    adapters["base"] = resident.adapter_off()
+    policies = {name: policy_of(model, name=name, end_ids=()) for name in adapters}
+    for name, policy in policies.items():
+        policy.adapter = adapters[name]
+    return policies
 
 
 def request(
@@ -227,6 +262,13 @@ class Letters(Env):
         return rng.choice("xyz") if rng.random() < noise else "q"
 
 
+class FourLetters(Letters):
+    """``Letters`` with four roles, for teams of many policies."""
+
+    roles = ("first", "second", "third", "fourth")
+    scored_roles = roles
+
+
 # ---- runs -------------------------------------------------------------------------------------------------------
 
 _BASE: dict[str, Any] = {
@@ -243,6 +285,24 @@ PER_ROLE = (
     "policies.other.optimizer.lr=0.01",
     "team.second=other",
 )
+TINY = "tiny:width=8,layers=1,heads=2,positions=32"
+MIX = (
+    "env.name=learning_toys:FourLetters",
+    f"policies.a.model={TINY}",
+    "policies.a.train=lora",
+    "policies.a.optimizer.lr=0.01",
+    "policies.a.kl.coef=0.05",
+    f"policies.b.model={TINY}",
+    "policies.b.train=lora",
+    "policies.b.optimizer.lr=0.01",
+    "policies.b.update_every=2",
+    f"policies.frozen.model={TINY}",
+    "policies.frozen.train=frozen",
+    "team.second=a",
+    "team.third=b",
+    "team.fourth=frozen",
+)
+"""A whole model, two adapters and a frozen policy beside another model; one adapter is trained in every other step."""
 WARM = ("imitate.steps=4", "imitate.episodes=4", "imitate.batch_acts=4")
 
 

@@ -33,7 +33,7 @@ max_rounds = 2
 max_moves = 2
 style = "compact"
 [policies.shared]
-model = "tiny:width=16,layers=1,heads=2,positions=32"
+model = "tiny:width=16,layers=1,heads=2,positions=64"
 optimizer = {lr = 1e-3}
 [team]
 tool = "shared"
@@ -233,7 +233,7 @@ def test_ctrl_c_ends_with_130_and_leaves_a_run_that_goes_on(recipe: Path, tmp_pa
     many = ["--set", "imitate.steps=1", "--set", "train.steps=100000", "--set", "train.save_every=100000"]
     command = [sys.executable, "-c", "from coterie.cli import main; main()", "train", str(recipe), "--out", str(run)]
     process = subprocess.Popen([*command, *many], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 240.0
     while not (run / "metrics.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -310,7 +310,7 @@ def test_eval_of_a_recipe_plays_the_untrained_policies(recipe: Path, trained: Pa
         (("RUN", "--checkpoint", "best"), 1, "no usable best checkpoint; no validation has been made"),
         (("RUN", "--split", "tset"), 2, "no split 'tset'"),
         (("RUN", "--save", "/no/such/folder/x"), 2, "there is no folder"),
-        (("RUN", "--set", "policies.shared.model=tiny:width=32,layers=1,heads=2,positions=32"), 1, "do not fit"),
+        (("RUN", "--set", "policies.shared.model=tiny:width=32,layers=1,heads=2,positions=64"), 1, "do not fit"),
         (("nothing-of-the-kind",), 2, "no shipped recipe"),
     ],
 )
@@ -403,6 +403,30 @@ def test_a_warm_started_folder_is_the_model_of_another_recipe(recipe: Path, tmp_
     assert trained.exit_code == 0, trained.output
     again = coterie("imitate", recipe, "--out", tmp_path / "warm")
     assert (again.exit_code, "is not empty" in again.stderr) == (2, True)
+
+
+def test_imitate_writes_a_model_that_adapters_share_once_and_adapters_start_on_it(recipe: Path, tmp_path: Path) -> None:
+    adapters = ["--set", "policies.shared.train=lora", "--set", "policies.other.train=lora"]
+    adapters += ["--set", "policies.other.model=tiny:width=16,layers=1,heads=2,positions=64"]
+    result = coterie("imitate", recipe, "--out", tmp_path / "warm", *adapters, "--set", "team.tool=other")
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in (tmp_path / "warm").iterdir()] == ["shared"]
+    assert result.output.count(f'model = "{tmp_path / "warm" / "shared"}"') == 2
+    warm = ["--set", f"policies.shared.model={tmp_path / 'warm' / 'shared'}"]
+    evaluated = coterie("eval", recipe, "--tasks", 2, "--set", "policies.shared.train=lora", *warm)
+    assert evaluated.exit_code == 0, evaluated.output
+
+
+def test_check_counts_a_model_that_adapters_share_once(recipe: Path) -> None:
+    """Width 16, 1 layer, rank 8: 8 * ((16 + 48) + (16 + 16) + (16 + 64) + (64 + 16)) values of the second adapter."""
+    adapters = ["--set", "policies.shared.train=lora", "--set", "policies.other.train=lora"]
+    adapters += ["--set", "policies.other.model=tiny:width=16,layers=1,heads=2,positions=64"]
+    result = coterie("check", recipe, *adapters, "--set", "team.tool=other")
+    assert result.exit_code == 0, result.output
+    [row] = [line for line in result.output.splitlines() if "parameters" in line]
+    first, second, together = (int(cell.replace(",", "")) for cell in row.split("│")[2:5])
+    assert second == 8 * (64 + 32 + 80 + 80)
+    assert together == first + second
 
 
 def test_imitate_needs_its_table(tmp_path: Path) -> None:

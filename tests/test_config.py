@@ -42,6 +42,8 @@ def parsed(*settings: str) -> Recipe:
         ("policies.main.optimizer.learning_rate", None),
         ("policies.main.optimizer.betta", "policies.main.optimizer.betas"),
         ("policies.main.kl.coeff", "policies.main.kl.coef"),
+        ("policies.main.lora.rnk", "policies.main.lora.rank"),
+        ("policies.main.update_evry", "policies.main.update_every"),
         ("sampling.num_candidate", "sampling.num_candidates"),
         ("sampling.roles.tool.temprature", "sampling.roles.tool.temperature"),
         ("credit.returns", "credit.return"),
@@ -85,7 +87,13 @@ def test_an_unknown_env_is_refused_with_the_nearest_one() -> None:
         (["policies.main.optimizer.lr=nan"], "policies.main.optimizer.lr", "finite"),
         (["policies.main.optimizer.betas=[0.9, 1.0]"], "policies.main.optimizer.betas", "less than 1"),
         (["policies.main.dtype=float16"], "policies.main.dtype", "got 'float16'"),
-        (["policies.main.train=lora"], "policies.main.train", "got 'lora'"),
+        (["policies.main.train=half"], "policies.main.train", "got 'half'"),
+        (["policies.main.train=lora", "policies.main.lora.rank=0"], "policies.main.lora.rank", "got 0"),
+        (["policies.main.train=lora", "policies.main.lora.alpha=0"], "policies.main.lora.alpha", "greater than 0"),
+        (["policies.main.train=lora", "policies.main.lora.target_modules=[]"], "target_modules", "at least 1"),
+        (["policies.main.train=lora", "policies.main.lora.target_modules=all"], "target_modules", "got 'all'"),
+        (["policies.main.update_every=0"], "policies.main.update_every", "got 0"),
+        (["policies.main.train_until=-1"], "policies.main.train_until", "greater than or equal to 0"),
         (["policies.main.kl.coef=-1"], "policies.main.kl.coef", "greater than or equal to 0"),
         (["sampling.temperature=0"], "sampling.temperature", "greater than 0"),
         (["sampling.temperature=inf"], "sampling.temperature", "finite"),
@@ -96,6 +104,10 @@ def test_an_unknown_env_is_refused_with_the_nearest_one() -> None:
         (["eval.temperature=-0.1"], "eval.temperature", "greater than or equal to 0"),
         (["trackers=['excel']"], "trackers", "got 'excel'"),
         (["deterministic=false"], "deterministic", "got False"),
+        (["seed=-1"], "seed", "greater than or equal to 0"),
+        (["seed=9223372036854775808"], "seed", "less than 9223372036854775808"),
+        (["sampling.stop=['']"], "sampling.stop.0", "at least 1 character"),  # it would end every answer at once
+        (["sampling.roles.tool.stop=['x', '']"], "sampling.roles.tool.stop.1", "at least 1 character"),
         (["sampling.mode=chain", "credit.return=discounted", "credit.gamma=0"], "credit.gamma", "greater than 0"),
     ],
 )
@@ -121,6 +133,29 @@ def test_a_value_out_of_range_is_refused_with_its_key(settings: list[str], place
         (["sampling.mode=chain", "sampling.select_temperature=2.0"], 'read only with sampling.mode = "tree"'),
         (["sampling.select_temperature=2.0"], 'read only with sampling.select = "sample"'),
         (["policies={}"], "policies: .*at least 1"),
+        (
+            ["policies.main.train=lora", "policies.main.lora.dropout=0.1"],
+            "policies.main.lora: lora.dropout = 0.1: only 0 is possible, because what is sampled",
+        ),
+        (
+            ["policies.main.lora.rank=4"],
+            'policies.main: lora is read only with train = "lora", not "full"; change train',
+        ),
+        (
+            ["policies.main.train=frozen", "policies.main.lora={}"],
+            'lora is read only with train = "lora", not "frozen"',
+        ),
+        (["policies.main.train=frozen", "policies.main.update_every=2"], "update_every is not read with train"),
+        (
+            ["policies.main.train=frozen", "policies.main.gradient_checkpointing=true"],
+            'gradient_checkpointing is not read with train = "frozen"; remove it or change train',
+        ),
+        (
+            ["train.steps=3", "policies.main.update_every=4"],
+            r"policies.main would never be trained: its first update is in step 4 \(update_every\), its last step is 3",
+        ),
+        (["train.steps=3", "policies.main.train_until=0"], "would never be trained.*its last step is 0.*set train ="),
+        (["train.steps=9", "policies.main.train_until=2", "policies.main.update_every=3"], "would never be trained"),
         (["team={}"], "team: .*at least 1"),
     ],
 )
@@ -222,6 +257,7 @@ def test_there_are_shipped_recipes() -> None:
         ["sampling.mode=chain", "credit.return=discounted", "credit.gamma=0.9"],
         ["sampling.select=sample", "sampling.select_temperature=0.5"],
         ["loss.aggregation=constant", "loss.constant=64", "loss.importance_cap=2.0"],
+        ["policies.main.train=lora", "policies.main.lora.target_modules=['c_fc']", "policies.main.train_until=1"],
         ["imitate.steps=3", "policies.main.kl.coef=0.1", "train.threads=1", "sampling.roles.tool.stop=['.']"],
     ],
 )
@@ -248,6 +284,13 @@ def test_a_file_that_is_no_recipe_is_refused_with_its_path(name: str, text: str,
         read_recipe(tmp_path / name)
     with pytest.raises(ConfigError, match="cannot read recipe"):
         read_recipe(tmp_path / "absent.toml")
+
+
+def test_an_adapter_has_its_defaults_written_out_and_other_policies_have_none() -> None:
+    resolved = dump_recipe(parsed("policies.main.train=lora", "policies.other.model=tiny", "team.tool=other"))
+    expected = {"rank": 8, "alpha": 16.0, "target_modules": "all-linear", "dropout": 0.0}
+    assert resolved["policies"]["main"]["lora"] == expected
+    assert resolved["policies"]["other"]["lora"] is None
 
 
 # ---- every key is read ------------------------------------------------------------------------------------------

@@ -101,14 +101,17 @@ def test_a_step_line_says_success_reward_per_role_speed_and_time_left() -> None:
         display.step(report(4))
         clock.now_s = 60.0
         display.step(report(5))
-    # the stage began with 4 of 10 done; 2 more took 60 s, so the 4 that are left take 120 s
+    # from 5 to 6 of 10 done it took 60 s, so the 4 that are left take 240 s; before that there is nothing to go by
+    assert lines_of(out)[-2].endswith("1234 tokens/s")
     assert lines_of(out)[-1] == (
-        "training 6/10: 25.0% of selected paths solved, reward tool 0.12, 1234 tokens/s, 2:00 left"
+        "training 6/10: 25.0% of selected paths solved, reward tool 0.12, 1234 tokens/s, 4:00 left"
     )
 
 
-def test_failed_episodes_are_never_silent() -> None:
+def test_failed_episodes_and_updates_that_did_not_happen_are_never_silent() -> None:
     assert "3 episodes failed" in step_line({**METRICS, "episodes_failed": 3}, 1.0)
+    assert "1 policies not updated, nothing to learn from" in step_line({**METRICS, "updates_empty": 1}, 1.0)
+    assert "2 policies not updated, gradient not finite" in step_line({**METRICS, "updates_skipped": 2}, 1.0)
     out = io.StringIO()
     with RunDisplay(Console(file=out), recipe()) as display:
         display.score("after_greedy", score(0.2, 0.0, failed=2))

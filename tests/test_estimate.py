@@ -8,7 +8,7 @@ import pytest
 
 from coterie.config import Recipe, parse_recipe
 from coterie.errors import TrainError
-from coterie.estimate import policy_memory, readable_bytes, role_loads
+from coterie.estimate import policy_memory, readable_bytes, role_loads, team_memory
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.types import Json
 
@@ -81,6 +81,61 @@ def test_bfloat16_weights_have_float32_copies_and_a_kl_has_a_reference() -> None
     count = memory.parameters
     # 2 bytes of weights and of the reference; per trained weight two moments, a copy and the copy's gradient
     assert (memory.weights, memory.references, memory.optimizer) == (2 * count, 2 * count, 16 * count)
+
+
+LORA = {"model": MODEL, "train": "lora", "lora": {"rank": 2}}
+
+
+def test_a_shared_model_is_counted_with_its_first_policy() -> None:
+    # rank 2, width 16, 2 layers: 2 * ((16 + 48) + (16 + 16) + (16 + 64) + (64 + 16)) values each
+    own = 2 * 2 * (64 + 32 + 80 + 80)
+    team = lineup(("policies", "p", {**LORA, "kl": {"coef": 0.1}}), ("policies", "f", LORA))
+    first, second = policy_memory(team, "p"), policy_memory(team, "f")
+    base = sum(weight.numel() for weight in team.policies["p"].model_weights().values())
+    assert base + 2 * own <= sum(weight.numel() for weight in team.policies["p"].model.parameters())
+    assert (first.parameters, second.parameters) == (base + own, own)
+    assert (first.weights, second.weights) == (4 * (base + own), 4 * own)
+    assert [(m.gradients, m.optimizer, m.references) for m in (first, second)] == [
+        (4 * own, 8 * own, 4 * own),
+        (4 * own, 8 * own, 0),
+    ]
+    assert first.activations == second.activations > 0
+
+
+def test_a_frozen_policy_on_a_shared_model_costs_nothing_more() -> None:
+    team = lineup(("policies", "p", LORA))
+    assert policy_memory(team, "p").weights > 0
+    assert policy_memory(team, "f").total == 0
+
+
+def test_a_bfloat16_model_has_float32_adapters() -> None:
+    own = 2 * 2 * (64 + 32 + 80 + 80)
+    team = lineup(("policies", "p", {**LORA, "dtype": "bfloat16", "kl": {"coef": 0.1, "reference": "base"}}))
+    memory = policy_memory(team, "p")
+    assert memory.weights == 2 * (memory.parameters - own) + 4 * own
+    assert (memory.gradients, memory.optimizer, memory.references) == (4 * own, 8 * own, 0)
+
+
+def test_two_adapters_on_one_model_cost_at_most_115_percent_of_one() -> None:
+    big = {"model": "tiny:positions=64", "train": "lora", "lora": {"rank": 4}}
+    frozen = {"model": "tiny:positions=64", "train": "frozen"}
+    totals, held = [], []
+    for other in (frozen, big):
+        team = lineup(("policies", "p", big), ("policies", "f", other))
+        totals.append(team_memory([policy_memory(team, name) for name in ("p", "f")]).total)
+        held.append(sum(weight.nbytes for weight in team.policies["p"].model.parameters()))
+    assert 1.0 < totals[1] / totals[0] <= 1.15
+    assert 1.0 < held[1] / held[0] <= 1.15
+
+
+def test_checkpointed_layers_keep_one_value_each_and_one_layer_is_computed_at_a_time() -> None:
+    plain, lean = (
+        policy_memory(lineup(("policies", "p", {"model": MODEL, "gradient_checkpointing": lean})), "p")
+        for lean in (False, True)
+    )
+    logits = 102 * 3 * 4
+    assert plain.activations == 100 * (2 * 16 * 16 * 4 + logits)
+    assert lean.activations == 100 * ((2 + 16) * 16 * 4 + logits)
 
 
 @pytest.mark.parametrize(

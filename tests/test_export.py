@@ -259,3 +259,31 @@ def test_a_run_without_a_usable_checkpoint_is_refused(run_dir: Path, tmp_path: P
         load_model(f"run:{copied}#main", seed=0, dtype="float32", context=None)
     with pytest.raises(CheckpointError, match="no usable best checkpoint"):
         find_policy(copied, "main", "best")
+
+
+# ---- adapters -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm start", "no warm start"])
+def test_an_adapter_is_exported_merged_and_gives_the_log_probs_of_the_run(tmp_path: Path, warm: bool) -> None:
+    settings = [*PER_ROLE, "policies.main.train=lora", "policies.other.train=lora", "train.steps=2"]
+    settings += ["policies.main.optimizer.lr=0.05", "policies.other.optimizer.lr=0.05"]
+    if warm:
+        settings += ["imitate.steps=3", "imitate.episodes=6"]
+    start(toy_recipe(*settings), tmp_path / "run", quiet())
+    lineup = open_run(tmp_path / "run")
+    ids = torch.arange(6, 30)[None]
+    seen = {}
+    for name, policy in lineup.policies.items():
+        with torch.no_grad(), policy.alone():
+            expected = policy.model(ids).logits
+        export_policy(find_policy(tmp_path / "run", name, "last"), tmp_path / name)
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
+        assert not [key for key, _ in plain.named_parameters() if "lora" in key]
+        with torch.no_grad():
+            seen[name] = plain(ids).logits
+        assert (seen[name] - expected).abs().max() < 1e-5
+        again = load_model(f"run:{tmp_path / 'run'}#{name}", seed=0, dtype="float32", context=None).model
+        with torch.no_grad():
+            assert (again(ids).logits - expected).abs().max() < 1e-5
+    assert (seen["main"] - seen["other"]).abs().max() > 1e-3, "the adapters were meant to differ"

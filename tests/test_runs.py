@@ -6,19 +6,23 @@ import json
 import random
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from coterie.durable import RunLock
 from coterie.errors import CheckpointError, ConfigError, TrainError
 from coterie.faults import VARIABLE, InjectedFaultError
+from coterie.lineup import assemble, check_env_fits
 from coterie.record import read_rows
-from coterie.runs import check_changes, resume, start
+from coterie.runs import check_changes, load_weights, open_run, resume, start
+from coterie.tensors import load_tensors
 from coterie.train import Listener
-from learning_toys import PER_ROLE, WARM, Child, quiet, snapshot, toy_recipe
+from learning_toys import MIX, PER_ROLE, WARM, Child, quiet, snapshot, toy_recipe
 
 EVALS = ("eval.every=1", "train.save_every=2")
 Reference = Callable[..., tuple[Path, Mapping[str, bytes]]]
@@ -92,7 +96,11 @@ def test_the_first_draws_after_resuming_are_those_of_that_step_and_not_of_the_fi
     assert again == firsts[1] != firsts[0]
 
 
-@pytest.mark.parametrize("settings", [(*EVALS,), (*PER_ROLE, *WARM)], ids=["shared", "per-role-warm"])
+@pytest.mark.parametrize(
+    "settings",
+    [EVALS, (*PER_ROLE, *WARM), MIX, (*MIX, *WARM)],
+    ids=["shared", "per-role-warm", "mix", "mix-warm"],
+)
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_run_stopped_in_a_step_and_resumed_equals_the_one_that_never_stopped(
     step: int, settings: tuple[str, ...], tmp_path: Path, reference: Reference
@@ -307,7 +315,7 @@ def test_metrics_without_any_checkpoint_are_not_overwritten(tmp_path: Path) -> N
 def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     note = tmp_path / "note.txt"
     note.write_text("mine")
-    with pytest.raises(ConfigError, match=r"is not empty; nothing was changed. Use --resume"):
+    with pytest.raises(ConfigError, match=r"is not empty; nothing was changed. Give another --out"):
         start(toy_recipe(), tmp_path, quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
     with pytest.raises(ConfigError, match="is a file"):
@@ -315,13 +323,16 @@ def test_a_folder_that_holds_something_is_refused_and_left_as_it_is(tmp_path: Pa
     assert note.read_text() == "mine"
 
 
-def test_what_cannot_work_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+def test_what_cannot_work_is_refused_before_a_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", None)
     for setting, message in (
         ("env.rounds=two", "rounds"),
         ("env.round=2", "did you mean 'rounds'"),
         ("team.third=main", "no such role"),
         ("sampling.max_tokens=32", "no room for a prompt"),
         ("env.size=2", r"eval.tasks = 4: split 'validation' .* has 2 tasks"),
+        ("policies.main.train=frozen", r"no policy would be trained: \['main'\] are all frozen"),
+        ("trackers=['mlflow']", r"pip install 'coterie\[mlflow\]'"),
     ):
         with pytest.raises(ConfigError, match=message):
             start(toy_recipe(setting), tmp_path / "run", quiet())
@@ -383,3 +394,51 @@ def test_a_run_in_which_too_many_episodes_fail_stops_and_says_why(tmp_path: Path
         start(toy_recipe("env.broken=1"), tmp_path / "run", quiet())
     assert len(events(tmp_path / "run", "episode_failed")) == 9, "3 episodes, 3 attempts each"
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+# ---- policies that share a model --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_checkpoint_holds_adapters_alone_and_a_warm_model_once(warm: bool, reference: Reference) -> None:
+    run_dir, files = reference(*MIX, *WARM) if warm else reference(*MIX)
+    own = {"weights.safetensors", "optimizer.safetensors", "learner.json"}
+    folder = "checkpoints/step_00000004"
+    names = {name: {key.rpartition("/")[2] for key in files if key.startswith(f"{folder}/{name}/")} for name in "ab"}
+    assert names["a"] == own | {"reference.safetensors"} | ({"resident.safetensors"} if warm else set())
+    assert names["b"] == own
+    assert {key.split("/")[2] for key in files if key.startswith(folder) and key.count("/") == 3} == {"main", "a", "b"}
+    saved = load_tensors(run_dir / folder / "b" / "weights.safetensors")
+    assert sum(tensor.numel() for tensor in saved.values()) == 8 * (32 + 16 + 40 + 40)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_an_opened_run_plays_each_policy_as_it_was_trained(warm: bool, reference: Reference) -> None:
+    """CKPT-07: logits of each policy; before and after differ for the trained ones."""
+    settings = (*MIX, *WARM) if warm else MIX
+    run_dir, _ = reference(*settings)
+    opened, fresh = open_run(run_dir), assemble(check_env_fits(toy_recipe(*settings)))
+    rows = read_rows(run_dir / "metrics.jsonl")
+    assert {name: policy.version for name, policy in opened.policies.items()} == {
+        "main": rows[3]["policy/main/version"],
+        "a": rows[3]["policy/a/version"],
+        "b": rows[3]["policy/b/version"],
+        "frozen": 0,
+    }
+    for name, policy in opened.policies.items():
+        before = fresh.policies[name]
+        same = all(torch.equal(w, before.weights()[n]) for n, w in policy.weights().items())
+        assert same == (name == "frozen"), name
+    saved = load_tensors(run_dir / "checkpoints" / "step_00000004" / "a" / "weights.safetensors")
+    assert all(torch.equal(weight, saved[name]) for name, weight in opened.policies["a"].weights().items())
+    changed = [not torch.equal(w, fresh.policies["a"].model_weights()[n])
+               for n, w in opened.policies["a"].model_weights().items()]  # fmt: skip
+    assert any(changed) == warm
+
+
+def test_the_adapter_of_another_role_is_refused(tmp_path: Path, reference: Reference) -> None:
+    """CKPT-07: exchanged by hand or by mistake, their tensors would fit."""
+    run_dir, _ = reference(*MIX)
+    lineup = open_run(run_dir)
+    with pytest.raises(CheckpointError, match="holds the state of policy 'a', expected that of 'b'"):
+        load_weights(lineup.policies["b"], run_dir / "checkpoints" / "step_00000004" / "a")

@@ -20,9 +20,9 @@ from coterie.errors import TrainError
 from coterie.lineup import TaskStream, assemble, check_env_fits
 from coterie.record import Recorder, read_rows
 from coterie.runs import start
-from coterie.train import Run, flat_tasks, samples_by_policy
+from coterie.train import Run, flat_tasks, num_tokens, samples_by_policy, step_metrics
 from coterie.types import Turn
-from learning_toys import PER_ROLE, Letters, LettersOptions, numbers, quiet, toy_recipe
+from learning_toys import MIX, PER_ROLE, Letters, LettersOptions, numbers, quiet, toy_recipe
 
 REQUIRED = {
     "step", "success_selected", "reward/team", "reward/first", "reward/second", "peer_sets", "peer_sets_zero_variance",
@@ -172,6 +172,10 @@ def test_refill_replaces_tasks_that_taught_nothing_by_fresh_ones(run_of: Callabl
     assert ids == [*expected, *[f"train-{4 + i}" for i in range(count)]]
     assert run.stream.position == 4 + count
     assert {credit.turn.episode.task_id for credit in first.credit.credits} == set(ids)
+    dropped = num_tokens([episode for episode in plain.episodes if episode.key.task_id in flat[:count]])
+    assert first.replaced_tokens == dropped > 0
+    row = step_metrics(0, first, {})
+    assert row["tokens_generated"] == num_tokens(first.episodes) + dropped
 
 
 def test_refill_is_off_by_default(run_of: Callable[..., Run]) -> None:
@@ -337,3 +341,51 @@ def test_thirty_steps_leave_no_file_and_no_thread_open(tmp_path: Path) -> None:
     assert (open_files(), threading.active_count()) == before
     kept: Sequence[Path] = list((tmp_path / "long" / "run" / "checkpoints").iterdir())
     assert sorted(path.name for path in kept) == ["step_00000028", "step_00000030"]
+
+
+# ---- several policies, and plans --------------------------------------------------------------------------------
+
+
+def test_off_its_steps_a_policy_plays_one_candidate_per_act_and_takes_no_step(tmp_path: Path) -> None:
+    """3 tasks of 2 rounds: 6 acts per role and step, of 4 candidates where the role's policy is trained."""
+    rows = trained(tmp_path, *PER_ROLE, "policies.main.train_until=3", "policies.other.update_every=2")
+    assert [row.get("policies_resting") for row in rows] == [["other"], None, ["other"], ["main"]]
+    assert [row["turns"] for row in rows] == [24 + 6, 24 + 24, 24 + 6, 6 + 24]
+    assert [row["peer_sets"] for row in rows] == [6, 12, 6, 6]
+    for name, versions in (("main", [1, 2, 3, None]), ("other", [None, 1, None, 2])):
+        assert [row.get(f"policy/{name}/version") for row in rows] == versions
+        assert [row.get(f"policy/{name}/lr") is None for row in rows] == [version is None for version in versions]
+    for row in rows:
+        turns = [turn for episode in episode_rows(tmp_path / "run", row["step"]) for turn in episode["turns"]]
+        resting = {"main": "first", "other": "second"}.get((row.get("policies_resting") or [""])[0])
+        assert [turn["advantage"] for turn in turns if turn["role"] == resting] == [None] * (6 if resting else 0)
+    assert [row["updates_empty"] for row in rows] == [0] * 4
+
+
+def test_the_schedule_of_a_policy_ends_with_its_own_last_update(tmp_path: Path) -> None:
+    """Linear from 0.01 to 0 over 2 updates: 0.01 and 0.005; over 3: 0.01, 0.00667, 0.00333."""
+    rows = trained(
+        tmp_path, *PER_ROLE, "policies.other.update_every=2", "policies.main.train_until=3",
+        "policies.main.optimizer.schedule=linear", "policies.other.optimizer.schedule=linear",
+    )  # fmt: skip
+    assert [rows[step]["policy/other/lr"] for step in (1, 3)] == pytest.approx([0.01, 0.005])
+    assert [rows[step]["policy/main/lr"] for step in (0, 1, 2)] == pytest.approx([0.01, 0.02 / 3, 0.01 / 3])
+
+
+def test_a_mixture_of_policies_trains_each_by_itself(run_of: Callable[..., Run], tmp_path: Path) -> None:
+    """A whole model, two adapters, a frozen policy: versions, what moved, and sampler and learner agree."""
+    run = run_of(*MIX)
+    policies = run.lineup.policies
+    before = {name: [w.clone() for w in policy.weights().values()] for name, policy in policies.items()}
+    shared = [w.clone() for w in policies["frozen"].model_weights().values()]
+    run.train()
+    assert {name: policy.version for name, policy in policies.items()} == {"main": 4, "a": 4, "b": 2, "frozen": 0}
+    for name in ("main", "a", "b"):
+        assert not all(torch.equal(x, y) for x, y in zip(policies[name].weights().values(), before[name], strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(policies["frozen"].model_weights().values(), shared, strict=True))
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert all(value < 1e-5 for row in rows for key, value in row.items() if key.endswith("/mismatch"))
+    assert rows[0]["policy/a/kl"] == 0.0
+    assert [row.get("policies_resting") for row in rows] == [["b"], None, ["b"], None]
+    turns = [turn for episode in episode_rows(tmp_path, 1) for turn in episode["turns"]]
+    assert Counter(turn["policy"] for turn in turns) == {"main": 24, "a": 24, "b": 24, "frozen": 6}

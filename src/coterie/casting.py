@@ -60,6 +60,10 @@ def untrained(policy: str) -> str:
     return f"{policy}@{BASE}"
 
 
+_AS_LOADED = {"train": "frozen", "kl": KLTable(), "lora": None, "update_every": 1, "train_until": None}
+"""What makes a policy's table that of its model as loaded, which nobody trains."""
+
+
 def with_untrained(recipe: Recipe, casting: Casting) -> Recipe:
     """Return the recipe with an untrained copy of every policy that the casting needs one of, for ``assemble``.
 
@@ -68,8 +72,7 @@ def with_untrained(recipe: Recipe, casting: Casting) -> Recipe:
     _check_roles(recipe, casting)
     team = _policies_of(recipe, casting)
     copies: dict[str, PolicyTable] = {
-        untrained(team[role]): recipe.policies[team[role]].model_copy(update={"train": "frozen", "kl": KLTable()})
-        for role in casting.frozen
+        untrained(team[role]): recipe.policies[team[role]].model_copy(update=_AS_LOADED) for role in casting.frozen
     }
     return recipe.model_copy(update={"policies": {**recipe.policies, **copies}})
 

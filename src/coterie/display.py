@@ -22,6 +22,12 @@ if TYPE_CHECKING:  # they import torch, which takes seconds
 
 _LINE_EVERY_S = 5.0
 """Without a terminal, steps that follow each other faster than this share a line."""
+_TROUBLES = {
+    "episodes_failed": "episodes failed",
+    "updates_empty": "policies not updated, nothing to learn from",
+    "updates_skipped": "policies not updated, gradient not finite",
+}
+"""What must not be silent in a training step, by its key in the metrics."""
 
 
 class _Bar(Progress):
@@ -81,7 +87,8 @@ class RunDisplay:
         """Show that something else has begun; of ``total`` parts, if it can be counted."""
         if name == self._stage_name:
             return
-        self._stage_name, self._stage_began, self._stage_first = name, self._clock(), done
+        # A stage that is counted is first heard of when its first step is done: that is where its clock starts.
+        self._stage_name, self._stage_began, self._stage_first = name, self._clock(), done + 1
         if self._bar is not None:
             self._bar.note = ""
             for task in self._bar.task_ids:
@@ -151,8 +158,9 @@ class RunDisplay:
         if done < total and now - self._last_line < _LINE_EVERY_S:
             return
         self._last_line = now
-        left = (now - self._stage_began) / max(1, done - self._stage_first) * (total - done)
-        self._line(f"{self._stage_name} {done}/{total}: {note}, {minutes(left)} left")
+        timed = done - self._stage_first
+        left = f", {minutes((now - self._stage_began) / timed * (total - done))} left" if timed > 0 else ""
+        self._line(f"{self._stage_name} {done}/{total}: {note}{left}")
 
     def _line(self, text: str) -> None:
         """Print one line that stays; it is never wrapped, so that logs can be searched by line."""
@@ -173,9 +181,9 @@ def step_line(metrics: Mapping[str, Json], tokens_per_s: float) -> str:
     ]
     if rewards:
         parts.append(f"reward {', '.join(rewards)}")
-    failed = metrics.get("episodes_failed")
-    if failed:
-        parts.append(f"{failed} episodes failed")
+    for key, meaning in _TROUBLES.items():
+        if metrics.get(key):
+            parts.append(f"{metrics[key]} {meaning}")
     return ", ".join([*parts, f"{tokens_per_s:.0f} tokens/s"])
 
 

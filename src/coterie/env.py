@@ -65,7 +65,7 @@ class EnvOptions(BaseModel):
     """Options of an env, set by the recipe's ``[env]`` table. Subclass it; unknown keys are refused."""
 
     # The docstring under an option is what the command line shows of it.
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     roles: tuple[str, ...] | None = None
     """The roles that play; ``None`` means all of the env's."""

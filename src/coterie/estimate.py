@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -49,7 +49,10 @@ class RoleLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMemory:
-    """Bytes of one policy: weights, what training adds to them, and its activations at most (a rough number)."""
+    """Bytes of one policy: weights, what training adds to them, and its activations at most (a rough number).
+
+    A model that several policies share is counted with the first of them.
+    """
 
     policy: str
     parameters: int
@@ -107,24 +110,44 @@ def policy_memory(lineup: Lineup, name: str) -> PolicyMemory:
     AdamW keeps two float32 values per trained weight, and a float32 copy of weights of another type. Activations are
     those of one full micro-batch: 16 values per layer, token and hidden unit, and three float32 rows of logits a token.
     """
-    recipe, model = lineup.recipe, lineup.policies[name].model
-    table = recipe.policies[name]
+    recipe, policy = lineup.recipe, lineup.policies[name]
+    table, model = recipe.policies[name], policy.model
     size = DTYPES[table.dtype].itemsize
-    total = sum(weight.numel() for weight in model.parameters())
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    own_size = 4 if policy.adapter is not None else size
     learns = name in recipe.trained_policies
+    trained = sum(weight.numel() for weight in policy.weights().values()) if learns else 0
+    # An adapter's weights come on top of the model's, a whole model's are the model's.
+    added = trained if policy.adapter is not None else 0
+    first = next(other.name for other in lineup.policies.values() if other.model is model)
+    base = sum(weight.numel() for weight in policy.model_weights().values()) if name == first else 0
+    refers = learns and table.kl.coef > 0.0 and (policy.adapter is None or table.kl.reference == "start")
     config = model.config.get_text_config()
     width = 2 if recipe.train.precision == "bfloat16" else size
-    per_token = config.num_hidden_layers * config.hidden_size * _VALUES_PER_LAYER * width
-    per_token += config.vocab_size * _LOGIT_COPIES * 4
+    kept = config.num_hidden_layers * _VALUES_PER_LAYER
+    if table.gradient_checkpointing:
+        kept = config.num_hidden_layers + _VALUES_PER_LAYER
+    per_token = kept * config.hidden_size * width + config.vocab_size * _LOGIT_COPIES * 4
     return PolicyMemory(
         policy=name,
-        parameters=total,
-        weights=total * size,
-        gradients=trained * size,
-        optimizer=trained * (8 + (0 if size == 4 else 8)) if learns else 0,
-        references=total * size if learns and table.kl.coef > 0.0 else 0,
+        parameters=base + added,
+        weights=base * size + added * own_size,
+        gradients=trained * own_size,
+        optimizer=trained * (8 + (0 if own_size == 4 else 8)),
+        references=trained * own_size if refers else 0,
         activations=recipe.train.micro_batch_tokens * per_token if learns else 0,
+    )
+
+
+def team_memory(memories: Sequence[PolicyMemory]) -> PolicyMemory:
+    """Return the memory of all policies together; they are trained one after the other."""
+    return PolicyMemory(
+        policy="together",
+        parameters=sum(memory.parameters for memory in memories),
+        weights=sum(memory.weights for memory in memories),
+        gradients=max(memory.gradients for memory in memories),
+        optimizer=sum(memory.optimizer for memory in memories),
+        references=sum(memory.references for memory in memories),
+        activations=max(memory.activations for memory in memories),
     )
 
 
@@ -162,7 +185,9 @@ def load_table(loads: list[RoleLoad], recipe: Recipe) -> RenderableType:
 
 
 def memory_table(memories: list[PolicyMemory]) -> RenderableType:
-    """Return the memory of the policies, in readable units."""
+    """Return the memory of the policies, in readable units, and of all together where there are several."""
+    if len(memories) > 1:
+        memories = [*memories, team_memory(memories)]
     table = Table("policy")
     for memory in memories:
         table.add_column(memory.policy, justify="right")

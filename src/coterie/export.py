@@ -56,7 +56,11 @@ def _write_model(policy: TrainedPolicy, folder: Path) -> None:
     save(load_trained(policy, dtype=policy.table.dtype, context=None), folder)
 
 
-_WRITERS: dict[str, Callable[[TrainedPolicy, Path], None]] = {"full": _write_model, "frozen": _write_model}
+_WRITERS: dict[str, Callable[[TrainedPolicy, Path], None]] = {
+    "full": _write_model,
+    "lora": _write_model,  # with the adapter merged
+    "frozen": _write_model,
+}
 """How a policy is written, by its ``train``."""
 
 

@@ -20,7 +20,7 @@ from coterie.keyed import keyed_random, stable_hash
 from coterie.learner import learning_rate, scored_logits
 from coterie.lineup import Lineup
 from coterie.loss import token_logprobs
-from coterie.models.policy import Policy
+from coterie.models.policy import Policy, as_sampled
 from coterie.rollout import Event, Play, plays_of
 from coterie.team import Plan
 from coterie.types import Episode, Sample, StopReason
@@ -30,9 +30,12 @@ Progress = Callable[[str, int, int, float], None]
 
 
 def expert_draw(
-    policies: Mapping[str, Policy], noise: float
+    policies: Mapping[str, Policy], noise_of: Callable[[str], float]
 ) -> Callable[[Request, Expert | None], tuple[Completion, ...]]:
-    """Return what answers acts with the env's experts instead of an engine. Log-probs are 0: nothing was sampled."""
+    """Return what answers acts with the env's experts instead of an engine. Log-probs are 0: nothing was sampled.
+
+    ``noise_of`` gives the noise of a task by its id.
+    """
 
     def draw(request: Request, expert: Expert | None) -> tuple[Completion, ...]:
         if expert is None:
@@ -42,7 +45,7 @@ def expert_draw(
         completions = []
         for candidate in request.candidates:
             key = ("expert", episode.seed, episode.purpose, episode.step, episode.task_id, episode.index, request.act)
-            text = expert(keyed_random(*key, candidate), noise)
+            text = expert(keyed_random(*key, candidate), noise_of(episode.task_id))
             ids = (*renderer.text_ids(text), renderer.end_id)
             completions.append(Completion(ids=ids, logprobs=(0.0,) * len(ids), text=text, stop_reason=StopReason.END))
         return tuple(completions)
@@ -53,15 +56,29 @@ def expert_draw(
 def demonstrations(
     lineup: Lineup, table: ImitateTable, event: Event, before_batch: Callable[[], None]
 ) -> list[Episode]:
-    """Return training episodes played by the experts; at each act one of their answers is played, at random."""
+    """Return training episodes played by the experts; at each act one of their answers is played, at random.
+
+    Their noise rises from the first episode to the last with the square of the way: most of them are nearly clean.
+    Raises ``TrainError`` where a prompt and its answer are longer than the policy's context.
+    """
+    tasks = lineup.make_env().tasks("train", 0, table.episodes)
+    low, high = table.noise
+    noise = {task.id: low + (high - low) * (place / max(1, len(tasks) - 1)) ** 2 for place, task in enumerate(tasks)}
     rollout = replace(
         lineup.rollout(training=True, event=event, before_batch=before_batch),
         plan=Plan(mode="tree", num_candidates=table.demos_per_act, select="random"),
-        expert=expert_draw(lineup.policies, table.noise),
+        expert=expert_draw(lineup.policies, noise.__getitem__),
     )
-    tasks = lineup.make_env().tasks("train", 0, table.episodes)
     plays: list[Play] = plays_of(tasks, seed=lineup.recipe.seed, purpose="imitate", step=0, episodes_per_task=1)
-    return rollout.run(plays)
+    episodes = rollout.run(plays)
+    for turn in (turn for episode in episodes for turn in episode.turns):
+        length, context = len(turn.prompt_ids) + len(turn.completion_ids), lineup.policies[turn.policy].context
+        if length > context:
+            raise TrainError(
+                f"warm start: a demonstration for role {turn.role!r} has {length} tokens, prompt and answer, but the "
+                f"context of policy {turn.policy!r} is {context}; use a longer context or a smaller task"
+            )
+    return episodes
 
 
 def acts_of(episodes: Iterable[Episode], policies: Sequence[str]) -> list[list[Sample]]:
@@ -74,6 +91,18 @@ def acts_of(episodes: Iterable[Episode], policies: Sequence[str]) -> list[list[S
     return list(acts.values())
 
 
+def draw_acts(table: ImitateTable, step: int, count: int, seed: int) -> list[int]:
+    """Return the acts of one batch, out of ``count`` in the order they were demonstrated.
+
+    A window over a fifth of them moves from the first to the last while the steps go by, so that a policy learns what
+    to do from clean demonstrations before it learns from noisy ones how often to stray.
+    """
+    width = max(1, count // 5)
+    first = round((count - width) * step / max(1, table.steps - 1))
+    rng = keyed_random("imitate", seed, step)
+    return [first + rng.randrange(width) for _ in range(table.batch_acts)]
+
+
 def imitate(
     policy: Policy,
     table: ImitateTable,
@@ -84,32 +113,30 @@ def imitate(
 ) -> float:
     """Train one policy on demonstrations; return the mean loss (nats per token) of the last tenth of the steps.
 
-    Batches are drawn by keyed permutation, so the result depends on the seed and the demonstrations only.
+    Batches are drawn by key, so the result depends on the seed and the demonstrations only.
     """
     if not acts:
         raise TrainError(f"policy {policy.name!r}: no demonstrations for its roles")
-    weights = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
+    weights = list(policy.model_weights().values())
     autocast = train.precision == "bfloat16"
     schedule = OptimizerTable(lr=table.lr, warmup_steps=table.warmup_steps, schedule="linear")
     optimizer = torch.optim.AdamW(weights, lr=table.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    order: list[int] = []
     losses: list[float] = []
-    dtype = policy.model.dtype
+    model, device = policy.model, policy.model.device
+    flags = [weight.requires_grad for weight in weights]
+    dtype = model.dtype
     _cast(weights, torch.float32)  # in bfloat16 small steps would be lost; see the master copies of Learner
+    _ask_for_gradients(weights, [True] * len(weights))
     for step in range(table.steps):
-        while len(order) < table.batch_acts:
-            epoch = list(range(len(acts)))
-            keyed_random("imitate", seed, step, len(order)).shuffle(epoch)
-            order += epoch
-        chosen = [sample for index in order[: table.batch_acts] for sample in acts[index]]
-        order = order[table.batch_acts :]
+        chosen = [sample for index in draw_acts(table, step, len(acts), seed) for sample in acts[index]]
         num_tokens = sum(len(sample.completion_ids) for sample in chosen)
         loss = 0.0
-        for batch in pack(chosen, [1.0 / num_tokens] * len(chosen), train.micro_batch_tokens, policy.model.device):
-            with torch.autocast(policy.model.device.type, dtype=torch.bfloat16, enabled=autocast):
-                logits = scored_logits(policy.model, batch)
-            part = -(token_logprobs(logits, batch.targets_N) * batch.weights_N).sum()
-            part.backward()  # type: ignore[no-untyped-call]
+        for batch in pack(chosen, [1.0 / num_tokens] * len(chosen), train.micro_batch_tokens, device):
+            with as_sampled(model, policy.checkpointing):
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+                    logits = scored_logits(model, batch)
+                part = -(token_logprobs(logits, batch.targets_N) * batch.weights_N).sum()
+                part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
         norm = float(torch.nn.utils.clip_grad_norm_(weights, 1.0))
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -124,6 +151,7 @@ def imitate(
         losses.append(loss)
         progress(policy.name, step + 1, table.steps, loss)
     _cast(weights, dtype)
+    _ask_for_gradients(weights, flags)
     tail = losses[-max(1, table.steps // 10) :]
     return sum(tail) / len(tail)
 
@@ -131,31 +159,58 @@ def imitate(
 def warm_start(lineup: Lineup, event: Event, before_batch: Callable[[], None], progress: Progress) -> dict[str, float]:
     """Warm-start every trained policy; return the final loss by policy.
 
-    Policies of one and the same model learn once, from all their roles' demonstrations together, and start equal.
+    Policies of one and the same model learn once, from all their roles' demonstrations together, and start equal. It
+    is the model that learns, whole; adapters beside it still change nothing afterwards.
     """
     recipe = lineup.recipe
     table = recipe.imitate
     if table is None:
         raise ConfigError("the recipe has no [imitate] table, which says how long and from how many episodes to learn")
     episodes = demonstrations(lineup, table, event, before_batch)
-    groups: dict[str, list[str]] = {}
-    for name in recipe.trained_policies:
-        groups.setdefault(_origin(recipe.policies[name]), []).append(name)
 
     def tell(name: str, step: int, steps: int, loss: float) -> None:
         before_batch()
         progress(name, step, steps, loss)
 
     losses: dict[str, float] = {}
-    for names in groups.values():
+    for names in _groups(lineup):
         first = lineup.policies[names[0]]
         seed = stable_hash(recipe.seed, "imitate")
         loss = imitate(first, table, acts_of(episodes, names), seed, recipe.train, tell)
         for name in names:
             losses[name] = loss
-            if name != names[0]:
-                lineup.policies[name].model.load_state_dict(first.model.state_dict())
+            if lineup.policies[name].model is not first.model:
+                _copy(first.model_weights(), lineup.policies[name].model_weights())
     return losses
+
+
+def _groups(lineup: Lineup) -> list[list[str]]:
+    """Return the trained policies by what they learn together: one model in memory, or models of one origin."""
+    groups: list[list[str]] = []
+    by_model: dict[int, list[str]] = {}
+    by_origin: dict[str, list[str]] = {}
+    for name in lineup.recipe.trained_policies:
+        model, origin = id(lineup.policies[name].model), _origin(lineup.recipe.policies[name])
+        group = by_model.get(model, by_origin.get(origin))
+        if group is None:
+            group = []
+            groups.append(group)
+        by_model.setdefault(model, group)
+        by_origin.setdefault(origin, group)
+        group.append(name)
+    return groups
+
+
+@torch.no_grad()
+def _copy(source: Mapping[str, torch.nn.Parameter], target: Mapping[str, torch.nn.Parameter]) -> None:
+    for name, weight in target.items():
+        weight.copy_(source[name])
+
+
+def _ask_for_gradients(weights: Sequence[torch.nn.Parameter], flags: Sequence[bool]) -> None:
+    """Set whether each weight asks for a gradient; a shared model's weights do so during the warm start only."""
+    for weight, flag in zip(weights, flags, strict=True):
+        weight.requires_grad_(flag)
 
 
 def _cast(weights: Sequence[torch.nn.Parameter], dtype: torch.dtype) -> None:

@@ -9,8 +9,7 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +19,18 @@ from transformers import PreTrainedModel
 
 from coterie.batch import MicroBatch, pack
 from coterie.config import LossTable, OptimizerTable, PolicyTable
-from coterie.errors import CheckpointError, TrainError
+from coterie.errors import TrainError
 from coterie.loss import LossInput, LossSettings, aggregation_weights, policy_loss, token_entropy, token_logprobs
-from coterie.models.policy import Policy
-from coterie.tensors import flatten_optimizer, load_tensors, restore_optimizer, save_tensors
+from coterie.models.adapters import Adapter
+from coterie.models.policy import Policy, alone, as_sampled
+from coterie.tensors import (
+    check_owner,
+    flatten_optimizer,
+    load_tensors,
+    restore_optimizer,
+    restore_tensors,
+    save_tensors,
+)
 from coterie.types import Sample
 
 _CHANGE_PROBES = 4096
@@ -54,7 +61,6 @@ class Update:
 
     def numbers(self) -> dict[str, float | int | None]:
         """Return the fields as metrics, optional ones only where they were measured."""
-        names = ("version", "loss", "grad_norm", "entropy", "clip_fraction", "mismatch", "lr", "changed")
         rows: dict[str, float | int | None] = {
             "version": self.version,
             "loss": self.loss,
@@ -65,7 +71,6 @@ class Update:
             "lr": self.lr,
             "changed": self.changed,
         }
-        assert tuple(rows) == names
         extra = {"kl": self.kl, "importance_capped": self.importance_capped}
         return rows | {name: value for name, value in extra.items() if value is not None}
 
@@ -139,15 +144,13 @@ class Learner:
         self.autocast = autocast
         self.mismatch_limit = mismatch_limit(table, autocast)
         self.reference: PreTrainedModel | None = None
+        self.reference_adapter: Adapter | None = None
         if table.kl.coef > 0.0:
-            self.reference = base if table.kl.reference == "base" else copy.deepcopy(policy.model)
-            if self.reference is None:
-                raise TrainError(f"policy {policy.name!r}: kl.reference = 'base' needs the base model")
-            self.reference.requires_grad_(False)
+            self._set_reference(table.kl.reference, base)
         self.optimizer_steps = 0
         self.skipped_in_a_row = 0
-        self.names = [name for name, _ in policy.model.named_parameters()]
-        self.weights = [parameter for _, parameter in policy.model.named_parameters()]
+        self.names = list(policy.weights())
+        self.weights = list(policy.weights().values())
         # Steps are taken on float32 copies: at 1.0 the spacing of bfloat16 is 0.0039, and small updates would be lost.
         exact = all(weight.dtype == torch.float32 for weight in self.weights)
         self.masters = self.weights if exact else [weight.detach().float().clone() for weight in self.weights]
@@ -159,6 +162,25 @@ class Learner:
             weight_decay=table.optimizer.weight_decay,
             fused=True,
         )
+
+    def _set_reference(self, which: str, base: PreTrainedModel | None) -> None:
+        """Keep what the KL refers to. Beside a resident model that is an adapter, or none of them: no second model."""
+        adapter = self.policy.adapter
+        if adapter is not None:
+            self.reference = self.policy.model
+            resident = adapter.resident
+            self.reference_adapter = resident.copy(adapter) if which == "start" else resident.adapter_off()
+            return
+        self.reference = base if which == "base" else copy.deepcopy(self.policy.model)
+        if self.reference is None:
+            raise TrainError(f"policy {self.policy.name!r}: kl.reference = 'base' needs the base model")
+        self.reference.requires_grad_(False)
+
+    def _reference_weights(self) -> dict[str, Tensor]:
+        """Return the reference's own tensors, as they are saved; none where there is nothing to save."""
+        if self.reference_adapter is not None:
+            return dict(self.reference_adapter.weights())
+        return {} if self.reference is None else dict(self.reference.named_parameters())
 
     def step(self, samples: Sequence[Sample]) -> Update:
         """Train on one batch of this policy's own samples at its current version; return what happened.
@@ -191,12 +213,13 @@ class Learner:
     def _batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         """Return the packed micro-batches. Samples without any gradient are counted in the weights, not computed.
 
-        Those are samples with advantage exactly 0; with a KL penalty every sample has a gradient. The entropy bonus
-        applies to computed samples.
+        Those are samples with advantage exactly 0, where neither a KL penalty nor an entropy bonus gives them one. The
+        bonus must reach them: a policy that has become certain of something wrong has only flat peer sets left.
         """
         lengths = [len(sample.completion_ids) for sample in samples]
         weights = aggregation_weights(lengths, self.aggregation, self.constant)
-        wanted = [i for i, sample in enumerate(samples) if sample.advantage != 0.0 or self.settings.kl_coef > 0.0]
+        every = self.settings.kl_coef > 0.0 or self.settings.entropy_coef > 0.0
+        wanted = [i for i, sample in enumerate(samples) if every or sample.advantage != 0.0]
         return pack(
             [samples[i] for i in wanted],
             [weights[i] for i in wanted],
@@ -212,43 +235,42 @@ class Learner:
             weight.grad = None
         total, sums, passed = 0.0, Counter[str](), []
         for index, batch in enumerate(batches):
-            with self._passes():
-                logits_NV = scored_logits(self.policy.model, batch)
-            logprobs_N = token_logprobs(logits_NV, batch.targets_N, batch.temperatures_N)
-            with torch.set_grad_enabled(self.settings.entropy_coef > 0.0):
-                entropy_N = token_entropy(logits_NV, batch.temperatures_N)
-            output = policy_loss(
-                LossInput(
-                    logprobs_N=logprobs_N,
-                    old_logprobs_N=logprobs_N.detach() if old is None else old[index],
-                    sampler_logprobs_N=batch.sampler_logprobs_N,
-                    advantages_N=batch.advantages_N,
-                    weights_N=batch.weights_N,
-                    ref_logprobs_N=self._reference_logprobs(batch),
-                    entropy_N=entropy_N,
-                ),
-                self.settings,
-            )
-            output.loss.backward()  # type: ignore[no-untyped-call]
+            reference_N = self._reference_logprobs(batch)
+            with self.policy.alone(), as_sampled(self.policy.model, self.policy.checkpointing):
+                with self._precision():
+                    logits_NV = scored_logits(self.policy.model, batch)
+                logprobs_N = token_logprobs(logits_NV, batch.targets_N, batch.temperatures_N)
+                with torch.set_grad_enabled(self.settings.entropy_coef > 0.0):
+                    entropy_N = token_entropy(logits_NV, batch.temperatures_N)
+                output = policy_loss(
+                    LossInput(
+                        logprobs_N=logprobs_N,
+                        old_logprobs_N=logprobs_N.detach() if old is None else old[index],
+                        sampler_logprobs_N=batch.sampler_logprobs_N,
+                        advantages_N=batch.advantages_N,
+                        weights_N=batch.weights_N,
+                        ref_logprobs_N=reference_N,
+                        entropy_N=entropy_N,
+                    ),
+                    self.settings,
+                )
+                output.loss.backward()  # type: ignore[no-untyped-call]
             total += output.loss.item()
             sums.update(output.sums)
             passed.append(logprobs_N.detach())
         return total, sums, passed
 
-    @contextmanager
-    def _passes(self) -> Iterator[None]:
-        """Run the model as it samples: no dropout, and in autocast where the recipe asks for it."""
-        self.policy.model.eval()
-        with torch.autocast(self.policy.model.device.type, dtype=torch.bfloat16, enabled=self.autocast):
-            yield
+    def _precision(self) -> torch.autocast:
+        """Return a context for passes: autocast where the recipe asks for it."""
+        return torch.autocast(self.policy.model.device.type, dtype=torch.bfloat16, enabled=self.autocast)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
         """Return the reference's log-probs of the batch's tokens, (N,)."""
         if self.reference is None:
             return None
-        with self._passes():
-            logits_NV = scored_logits(self.reference.eval(), batch)
+        with alone(self.reference_adapter), as_sampled(self.reference), self._precision():
+            logits_NV = scored_logits(self.reference, batch)
         return token_logprobs(logits_NV, batch.targets_N, batch.temperatures_N)
 
     def _check_mismatch(self, sums: Counter[str]) -> None:
@@ -326,8 +348,8 @@ class Learner:
         save_tensors(folder / "weights.safetensors", _named(self.names, self.weights))
         if self.masters is not self.weights:
             save_tensors(folder / "masters.safetensors", _named(self.names, self.masters))
-        if self.reference is not None:
-            save_tensors(folder / "reference.safetensors", dict(self.reference.named_parameters()))
+        if self._reference_weights():
+            save_tensors(folder / "reference.safetensors", self._reference_weights())
         tensors, settings = flatten_optimizer(self.optimizer, self.names)
         save_tensors(folder / "optimizer.safetensors", tensors)
         counters = {
@@ -335,18 +357,21 @@ class Learner:
             "optimizer_steps": self.optimizer_steps,
             "skipped_in_a_row": self.skipped_in_a_row,
         }
-        (folder / "learner.json").write_text(json.dumps({"counters": counters, "optimizer": settings}))
+        state = {"policy": self.policy.name, "counters": counters, "optimizer": settings}
+        (folder / "learner.json").write_text(json.dumps(state))
 
-    @torch.no_grad()
-    def load(self, folder: Path) -> None:
-        """Take over everything ``save`` wrote, bit for bit."""
-        _restore(self.names, self.weights, folder / "weights.safetensors")
-        if self.masters is not self.weights:
-            _restore(self.names, self.masters, folder / "masters.safetensors")
-        if self.reference is not None:
-            named = dict(self.reference.named_parameters())
-            _restore(list(named), list(named.values()), folder / "reference.safetensors")
+    def load(self, folder: Path, *, of: str | None = None) -> None:
+        """Take over everything ``save`` wrote, bit for bit.
+
+        Adapters of one model have equal names and shapes, so the state of another policy has to be asked for by ``of``.
+        """
         state = json.loads((folder / "learner.json").read_text())
+        check_owner(folder, state, self.policy.name if of is None else of)
+        restore_tensors(folder / "weights.safetensors", _named(self.names, self.weights))
+        if self.masters is not self.weights:
+            restore_tensors(folder / "masters.safetensors", _named(self.names, self.masters))
+        if self._reference_weights():
+            restore_tensors(folder / "reference.safetensors", self._reference_weights())
         restore_optimizer(
             self.optimizer, self.names, load_tensors(folder / "optimizer.safetensors"), state["optimizer"]
         )
@@ -357,16 +382,6 @@ class Learner:
 
 def _named(names: Sequence[str], tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in zip(names, tensors, strict=True)}
-
-
-def _restore(names: Sequence[str], tensors: Sequence[Tensor], path: Path) -> None:
-    """Copy a file's tensors into these; every name must be there, and no other."""
-    saved = load_tensors(path)
-    if set(saved) != set(names):
-        different = sorted(set(saved) ^ set(names))
-        raise CheckpointError(f"{path}: tensors differ from the policy's, first {different[0]!r} of {len(different)}")
-    for name, tensor in zip(names, tensors, strict=True):
-        tensor.copy_(saved[name])
 
 
 def _probe(weight: Tensor) -> Tensor:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from coterie.config import EnvTable, Recipe
+from coterie.config import EnvTable, PolicyTable, Recipe
 from coterie.engines import Engine, Sampling
 from coterie.engines.torch import TorchEngine
 from coterie.env import Env, make_env
 from coterie.errors import ConfigError
 from coterie.keyed import keyed_random
+from coterie.models.adapters import Adapter, Resident
 from coterie.models.attention import use_attention
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel
 from coterie.models.policy import Policy
 from coterie.rollout import Event, ExpertDraw, Limits, Rollout
 from coterie.team import Plan, Seating
-from coterie.trained import load_model
+from coterie.tensors import restore_tensors, save_tensors
+from coterie.trained import RESIDENT, load_model
 from coterie.types import Task
 
 
@@ -36,15 +39,18 @@ class Lineup:
     """Frozen copies of models as loaded, for policies whose KL refers to their base."""
     loaded: Mapping[str, LoadedModel] = field(default_factory=dict)
     """The policies' models (the same objects) with their tokenizers, as ``models.loading.save`` takes them."""
+    residents: Mapping[str, Resident] = field(default_factory=dict)
+    """Models with adapters beside them, by the first policy that has one there."""
 
     def make_env(self) -> Env:
         """Return a fresh env."""
         return make_env(self.recipe.env.name, self.recipe.env.options)
 
-    def seats(self, *, temperature: float | None = None) -> dict[str, Seating]:
+    def seats(self, *, temperature: float | None = None, step: int | None = None) -> dict[str, Seating]:
         """Return who plays each role at the policies' current versions.
 
-        ``temperature`` overrides all roles' and makes the seats those of an evaluation: nobody is trained.
+        ``temperature`` overrides all roles' and makes the seats those of an evaluation: nobody is trained. ``step`` is
+        that of training, in which some policies may pause; without one they all train.
         """
         sampling = self.recipe.sampling
         seats = {}
@@ -56,6 +62,8 @@ class Lineup:
                 train_temperature = train_temperature if own.temperature is None else own.temperature
                 max_tokens = max_tokens if own.max_tokens is None else own.max_tokens
                 stop = stop if own.stop is None else own.stop
+            table = self.recipe.policies[name]
+            trains = table.train != "frozen" if step is None else trains_at(table, step)
             seats[role] = Seating(
                 policy=name,
                 version=policy.version,
@@ -66,7 +74,7 @@ class Lineup:
                     max_tokens=max_tokens,
                     stop=stop,
                 ),
-                trainable=temperature is None and self.recipe.policies[name].train != "frozen",
+                trainable=temperature is None and trains,
             )
         return seats
 
@@ -92,17 +100,18 @@ class Lineup:
         event: Event,
         before_batch: Callable[[], None],
         temperature: float | None = None,
+        step: int | None = None,
         expert: ExpertDraw | None = None,
         limits: Limits | None = None,
     ) -> Rollout:
-        """Return a rollout at the policies' current versions; plain play needs a ``temperature``.
+        """Return a rollout at the policies' current versions; plain play needs a ``temperature``. See ``seats``.
 
         ``limits`` left out are the recipe's.
         """
         train = self.recipe.train
         return Rollout(
             make_env=self.make_env,
-            seats=self.seats(temperature=None if training else temperature),
+            seats=self.seats(temperature=None if training else temperature, step=step),
             plan=self.plan(training=training),
             engine=self.engine,
             limits=limits
@@ -115,6 +124,25 @@ class Lineup:
             before_batch=before_batch,
             expert=expert,
         )
+
+    def save_warmed(self, folder: Path) -> None:
+        """Write the models that a warm start has changed and no policy owns, each once, into its policy's folder."""
+        for name, resident in self._warmed().items():
+            save_tensors(folder / name / RESIDENT, resident.weights())
+
+    def load_warmed(self, folder: Path) -> None:
+        """Take over what ``save_warmed`` wrote."""
+        for name, resident in self._warmed().items():
+            restore_tensors(folder / name / RESIDENT, resident.weights())
+
+    def _warmed(self) -> Mapping[str, Resident]:
+        return self.residents if self.recipe.imitate is not None else {}
+
+
+def trains_at(table: PolicyTable, step: int) -> bool:
+    """Return whether a policy is trained in a step (from 0); in the others it plays one candidate per act."""
+    before_end = table.train_until is None or step < table.train_until
+    return table.train != "frozen" and before_end and (step + 1) % table.update_every == 0
 
 
 def check_env_fits(recipe: Recipe) -> Recipe:
@@ -155,9 +183,8 @@ def assemble(recipe: Recipe) -> Lineup:
         torch.set_num_threads(recipe.train.threads)
     policies: dict[str, Policy] = {}
     bases: dict[str, PreTrainedModel] = {}
-    models: dict[str, LoadedModel] = {}
-    for name, table in recipe.policies.items():
-        models[name] = load_model(table.model, seed=recipe.seed, dtype=table.dtype, context=table.context)
+    models = _load_models(recipe)
+    adapters, residents = _attach_adapters(recipe, models)
     for name, table in recipe.policies.items():
         loaded = models[name]
         renderer = ChatRenderer(
@@ -166,9 +193,7 @@ def assemble(recipe: Recipe) -> Lineup:
             options=table.template_options,
             policies=_same_tokens(name, models),
         )
-        use_attention(loaded.model)
-        loaded.model.requires_grad_(table.train != "frozen")
-        if table.kl.coef > 0.0 and table.kl.reference == "base":
+        if table.train == "full" and table.kl.coef > 0.0 and table.kl.reference == "base":
             bases[name] = copy.deepcopy(loaded.model)
         policies[name] = Policy(
             name=name,
@@ -176,8 +201,17 @@ def assemble(recipe: Recipe) -> Lineup:
             renderer=renderer,
             context=loaded.context,
             end_ids=frozenset(loaded.end_ids | renderer.end_ids),
+            adapter=adapters.get(name),
+            checkpointing=table.gradient_checkpointing,
         )
-    lineup = Lineup(recipe=recipe, policies=policies, engine=TorchEngine(policies), bases=bases, loaded=models)
+    lineup = Lineup(
+        recipe=recipe,
+        policies=policies,
+        engine=TorchEngine(policies),
+        bases=bases,
+        loaded=models,
+        residents=residents,
+    )
     check_room(lineup)
     return lineup
 
@@ -190,6 +224,59 @@ def check_room(lineup: Lineup) -> None:
                 f"role {role!r}: max_tokens = {seating.sampling.max_tokens} leaves no room for a prompt in the context "
                 f"of policy {seating.policy!r}, {seating.context} tokens; lower sampling.max_tokens"
             )
+
+
+def _load_models(recipe: Recipe) -> dict[str, LoadedModel]:
+    """Return the policies' models. Those that change no weight of theirs share one where it is the same model.
+
+    A frozen policy does not share a model that the warm start is about to train.
+    """
+    models: dict[str, LoadedModel] = {}
+    shared: dict[tuple[str, str, int | None, bool], LoadedModel] = {}
+    for name, table in recipe.policies.items():
+        warmed = recipe.imitate is not None and table.train == "lora"
+        key = (table.model, table.dtype, table.context, warmed)
+        loaded = shared.get(key) if table.train != "full" else None
+        if loaded is None:
+            loaded = load_model(table.model, seed=recipe.seed, dtype=table.dtype, context=table.context)
+            use_attention(loaded.model)
+            loaded.model.requires_grad_(table.train == "full")
+        if table.train != "full":
+            shared[key] = loaded
+        if table.gradient_checkpointing:
+            _enable_checkpointing(name, loaded.model)
+        models[name] = loaded
+    return models
+
+
+def _enable_checkpointing(name: str, model: PreTrainedModel) -> None:
+    """Let a model's layers drop their activations where ``as_sampled`` says so."""
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"policies.{name}.gradient_checkpointing: {type(model).__name__} cannot do it; remove it, and lower "
+            "train.micro_batch_tokens to save memory"
+        )
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    model.disable_input_require_grads()  # asked for by another kind of checkpointing; it would cost a gradient
+
+
+def _attach_adapters(
+    recipe: Recipe, models: Mapping[str, LoadedModel]
+) -> tuple[dict[str, Adapter], dict[str, Resident]]:
+    """Return the policies' adapters, and the models beside which they are by the first policy of each."""
+    adapters: dict[str, Adapter] = {}
+    residents: dict[str, Resident] = {}
+    by_model: dict[int, Resident] = {}
+    for name, table in recipe.policies.items():
+        if table.lora is not None:
+            model = models[name].model
+            if id(model) not in by_model:
+                by_model[id(model)] = residents[name] = Resident(model)
+            adapters[name] = by_model[id(model)].attach(name, table.lora, recipe.seed)
+    for name, loaded in models.items():
+        if name not in adapters and id(loaded.model) in by_model:
+            adapters[name] = by_model[id(loaded.model)].adapter_off()
+    return adapters, residents
 
 
 def _same_tokens(name: str, models: Mapping[str, LoadedModel]) -> list[str]:

@@ -112,4 +112,4 @@ def sample_of_draw(draw: Draw) -> list[Sample]:
 
 
 def _trainable(lineup: Lineup, name: str) -> dict[str, Tensor]:
-    return {key: weight for key, weight in lineup.policies[name].model.named_parameters() if weight.requires_grad}
+    return dict[str, Tensor](lineup.policies[name].weights())

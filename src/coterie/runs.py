@@ -20,7 +20,7 @@ from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.plots import draw_curves
 from coterie.record import Recorder, read_rows
 from coterie.shipped import RECIPE_JSON
-from coterie.trackers import open_trackers
+from coterie.trackers import check_trackers, open_trackers
 from coterie.train import Listener, Run
 from coterie.trained import Which, find_checkpoint, load_weights
 from coterie.types import Json
@@ -84,6 +84,12 @@ def start(recipe: Recipe, run_dir: Path, listener: Listener) -> Mapping[str, Jso
     """Train a recipe from the beginning in a new folder; return its summary."""
     refuse_used(run_dir)
     recipe = check_env_fits(recipe)
+    check_trackers(recipe.trackers)
+    if not recipe.trained_policies:
+        raise ConfigError(
+            f'no policy would be trained: {sorted(recipe.policies)} are all frozen; set train = "full" for one, or '
+            "play them as they are with coterie eval"
+        )
     lineup = assemble(recipe)
     check_writable(run_dir)
     with RunLock(run_dir):
@@ -96,7 +102,9 @@ def refuse_used(run_dir: Path) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise ConfigError(f"{run_dir} is a file; give a folder that is new or empty with --out")
     if run_dir.is_dir() and any(run_dir.iterdir()):
-        raise ConfigError(f"{run_dir} is not empty; nothing was changed. Use --resume to go on, or another --out")
+        raise ConfigError(
+            f"{run_dir} is not empty; nothing was changed. Give another --out, or go on with its run: train --resume"
+        )
 
 
 def resume(run_dir: Path, recipe: Recipe | None, listener: Listener, accept_changes: bool) -> Mapping[str, Json]:
@@ -134,6 +142,7 @@ def open_run(
     trained = read_recipe(run_dir / RECIPE).trained_policies
     checkpoint = find_checkpoint(run_dir, which)
     lineup = assemble(change(check_env_fits(read_recipe(run_dir / RECIPE, settings))))
+    lineup.load_warmed(checkpoint.path)
     for name in trained:
         if name in lineup.policies:
             load_weights(lineup.policies[name], checkpoint.path / name)

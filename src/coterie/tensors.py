@@ -48,6 +48,26 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+@torch.no_grad()
+def restore_tensors(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
+    """Copy a file's tensors into these; ``CheckpointError`` unless it has every name and no other, in the same shapes.
+
+    Nothing is copied where something does not fit.
+    """
+    saved = load_tensors(path)
+    if set(saved) != set(targets):
+        different = sorted(set(saved) ^ set(targets))
+        raise CheckpointError(f"{path}: tensors differ from the policy's, first {different[0]!r} of {len(different)}")
+    for name, tensor in targets.items():
+        if saved[name].shape != tensor.shape:
+            raise CheckpointError(
+                f"{path}: {name!r} has shape {tuple(saved[name].shape)}, the policy's {tuple(tensor.shape)}; resume "
+                "with the model and adapter settings the checkpoint was written with"
+            )
+    for name, tensor in targets.items():
+        tensor.copy_(saved[name])
+
+
 def flatten_optimizer(
     optimizer: torch.optim.Optimizer, names: Sequence[str]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Json]]:
@@ -133,3 +153,12 @@ def _check_names(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> None
 def _shortened(names: Sequence[Sequence[str]]) -> str:
     flat = [name for group in names for name in group]
     return f"{flat[:3]}... ({len(flat)} in {len(names)} groups)" if len(flat) > 3 else str(flat)
+
+
+def check_owner(folder: Path, state: Mapping[str, Json], policy: str) -> None:
+    """Raise ``CheckpointError`` unless a folder's ``learner.json`` says that it is this policy's."""
+    if state.get("policy") != policy:
+        raise CheckpointError(
+            f"{folder} holds the state of policy {state.get('policy')!r}, expected that of {policy!r}; adapters of one "
+            "model cannot be told apart by their tensors. Give the right folder, or ask for the other policy by name"
+        )

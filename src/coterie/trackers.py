@@ -113,6 +113,12 @@ def open_trackers(
     return opened
 
 
+def check_trackers(names: tuple[str, ...]) -> None:
+    """Raise ``ConfigError`` where a tracker is not known or its package is not installed."""
+    for name in names:
+        _package(name)
+
+
 def _open(name: str, module: ModuleType, run_dir: Path, config: Mapping[str, Json], first_step: int) -> Tracker:
     if name == "tensorboard":
         return TensorBoardTracker(run_dir, first_step)

@@ -19,7 +19,7 @@ from coterie.evaluate import Score, evaluate
 from coterie.faults import fault_point
 from coterie.imitate import Progress, warm_start
 from coterie.learner import Learner, Update
-from coterie.lineup import Lineup, TaskStream
+from coterie.lineup import Lineup, TaskStream, trains_at
 from coterie.record import Recorder, flat_numbers, mean
 from coterie.rollout import plays_of
 from coterie.types import Credit, Episode, Json, Sample, Task
@@ -54,6 +54,8 @@ class Played:
     episodes: tuple[Episode, ...]
     credit: CreditReport
     refilled: int
+    replaced_tokens: int
+    """Tokens generated for episodes that ``refill`` replaced; they are counted, and nothing else of them is kept."""
 
 
 class Run:
@@ -92,7 +94,8 @@ class Run:
             updates = self.update(played.credit)
             done = time.monotonic()
             self.next_step, self.position = step + 1, self.stream.position
-            metrics = step_metrics(step, played, updates)
+            resting = [name for name in self.learners if name not in updates]
+            metrics = step_metrics(step, played, updates, resting)
             self._note(step, played, metrics, (done - began, rolled - start, done - rolled))
             every = self.recipe.eval.every
             if every and self.next_step % every == 0 and self.next_step < self.recipe.train.steps:
@@ -117,13 +120,16 @@ class Run:
         again = self._play(step, fresh)
         ids = {task.id for task in kept}
         episodes = tuple(e for e in played.episodes if e.key.task_id in ids) + again.episodes
-        return Played(episodes=episodes, credit=self._credit(episodes), refilled=len(fresh))
+        dropped = num_tokens([e for e in played.episodes if e.key.task_id not in ids])
+        return Played(episodes=episodes, credit=self._credit(episodes), refilled=len(fresh), replaced_tokens=dropped)
 
     def update(self, report: CreditReport) -> dict[str, Update]:
-        """Give every trained policy the samples of its roles: one batch, ``steps_per_batch`` optimiser steps."""
+        """Give every policy that this step trains the samples of its roles: ``steps_per_batch`` optimiser steps."""
         samples = samples_by_policy(report.credits, self.learners)
         updates = {}
         for name, learner in self.learners.items():
+            if not trains_at(self.recipe.policies[name], self.next_step):
+                continue
             fault_point("update", self.next_step)
             updates[name] = learner.step(samples[name])
             if learner.skipped_in_a_row >= self.recipe.train.max_skipped_updates:
@@ -149,7 +155,7 @@ class Run:
                 self.lineup.policies[name],
                 self.recipe.policies[name],
                 self.recipe.loss,
-                total_steps=train.steps * train.steps_per_batch,
+                total_steps=self._num_updates(name) * train.steps_per_batch,
                 steps_per_batch=train.steps_per_batch,
                 micro_batch_tokens=train.micro_batch_tokens,
                 autocast=train.precision == "bfloat16",
@@ -157,6 +163,10 @@ class Run:
             )
             for name in self.recipe.trained_policies
         }
+
+    def _num_updates(self, name: str) -> int:
+        """Return in how many steps of the recipe a policy is trained."""
+        return sum(trains_at(self.recipe.policies[name], step) for step in range(self.recipe.train.steps))
 
     def pay(self) -> None:
         """Do the evaluations that are due. One that an interrupt cuts short stays due, in the checkpoint too."""
@@ -211,6 +221,7 @@ class Run:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over a checkpoint: weights, optimisers, versions, data position, best score."""
+        self.lineup.load_warmed(checkpoint.path)
         self.make_learners()
         for name, learner in self.learners.items():
             learner.load(checkpoint.path / name)
@@ -227,7 +238,7 @@ class Run:
     # ---- machinery below ----------------------------------------------------------------------------------------
 
     def _play(self, step: int, tasks: Sequence[Task]) -> Played:
-        rollout = self.lineup.rollout(training=True, event=self._event, before_batch=self.listener.stop)
+        rollout = self.lineup.rollout(training=True, event=self._event, before_batch=self.listener.stop, step=step)
         sampling = self.recipe.sampling
         plays = plays_of(
             tasks,
@@ -237,7 +248,7 @@ class Run:
             episodes_per_task=sampling.num_candidates if sampling.mode == "chain" else 1,
         )
         episodes = tuple(rollout.run(plays))
-        return Played(episodes=episodes, credit=self._credit(episodes), refilled=0)
+        return Played(episodes=episodes, credit=self._credit(episodes), refilled=0, replaced_tokens=0)
 
     def _credit(self, episodes: Sequence[Episode]) -> CreditReport:
         table, chain = self.recipe.credit, self.recipe.sampling.mode == "chain"
@@ -254,7 +265,7 @@ class Run:
     def _note(self, step: int, played: Played, metrics: Mapping[str, Json], clock: tuple[float, float, float]) -> None:
         """Write the rows of a step and tell the listener."""
         time_s, rollout_s, update_s = clock
-        generated = sum(len(turn.completion_ids) for episode in played.episodes for turn in episode.turns)
+        generated = num_tokens(played.episodes) + played.replaced_tokens
         self.tokens_generated += generated
         per_s = generated / rollout_s if rollout_s > 0 else 0.0
         fault_point("metrics", step)
@@ -271,6 +282,7 @@ class Run:
         for name, learner in self.learners.items():
             (folder / name).mkdir()
             learner.save(folder / name)
+        self.lineup.save_warmed(folder)
 
     def _event(self, kind: str, fields: Mapping[str, str | int]) -> None:
         self.recorder.event(kind, **dict(fields))
@@ -287,13 +299,20 @@ def samples_by_policy(credits: Sequence[Credit], policies: Mapping[str, object])
     return samples
 
 
+def num_tokens(episodes: Sequence[Episode]) -> int:
+    """Return how many tokens were sampled in these episodes, all candidates counted."""
+    return sum(len(turn.completion_ids) for episode in episodes for turn in episode.turns)
+
+
 def flat_tasks(report: CreditReport) -> set[str]:
     """Return the ids of tasks none of whose turns has a non-zero advantage."""
     taught = {credit.turn.episode.task_id for credit in report.credits if credit.advantage}
     return {credit.turn.episode.task_id for credit in report.credits} - taught
 
 
-def step_metrics(step: int, played: Played, updates: Mapping[str, Update]) -> dict[str, Json]:
+def step_metrics(
+    step: int, played: Played, updates: Mapping[str, Update], resting: Sequence[str] = ()
+) -> dict[str, Json]:
     """Return the row of ``metrics.jsonl``; nothing in it depends on the clock.
 
     ``reward/team`` is the mean outcome of the episodes, ``reward/<role>`` the mean value (alpha * team + local) of all
@@ -317,7 +336,7 @@ def step_metrics(step: int, played: Played, updates: Mapping[str, Update]) -> di
         "episodes_retried": sum(episode.attempts > 1 for episode in episodes),
         "rewards_invalid": report.rewards_invalid,
         "tasks_refilled": played.refilled,
-        "tokens_generated": sum(len(turn.completion_ids) for turn in turns),
+        "tokens_generated": num_tokens(episodes) + played.replaced_tokens,
         "tokens_trained": sum(len(credit.turn.completion_ids) for credit in trained),
     }
     for role in roles:
@@ -325,6 +344,8 @@ def step_metrics(step: int, played: Played, updates: Mapping[str, Update]) -> di
         row[f"tokens/{role}"] = sum(len(turn.completion_ids) for turn in turns if turn.role == role)
     for name, update in updates.items():
         row |= {f"policy/{name}/{key}": value for key, value in update.numbers().items()}
+    if resting:
+        row["policies_resting"] = list(resting)
     row["updates_skipped"] = sum(update.skipped_non_finite for update in updates.values())
     row["updates_empty"] = sum(not update.stepped and not update.skipped_non_finite for update in updates.values())
     return row

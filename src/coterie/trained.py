@@ -7,25 +7,31 @@ has one policy only; ``@best`` at the end takes the best checkpoint instead of t
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from coterie.checkpoint import BEST
-from coterie.config import PolicyTable, Recipe, read_recipe
+from coterie.config import LoraTable, PolicyTable, Recipe, read_recipe
 from coterie.errors import CheckpointError, ConfigError
 from coterie.manifest import Checkpoint, NewerSchemaError, read_checkpoint
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.policy import Policy
 from coterie.shipped import RECIPE_JSON
-from coterie.tensors import load_tensors
+from coterie.tensors import check_owner, load_tensors, restore_tensors
 
 Which = Literal["last", "best"]
 PREFIX = "run:"
+RESIDENT = "resident.safetensors"
+"""In a policy's folder of a checkpoint: the model that it shares, where a warm start has trained it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +96,7 @@ def find_checkpoint(run_dir: Path, which: Which) -> Checkpoint:
 
 def load_weights(policy: Policy, folder: Path) -> None:
     """Give a policy the weights and version that its learner saved in a folder; no optimiser is made for it."""
-    copy_weights(policy.model, folder, policy.name)
+    copy_weights(policy.weights(), folder, policy.name)
     policy.version = saved_version(folder)
 
 
@@ -100,20 +106,39 @@ def saved_version(folder: Path) -> int:
 
 
 @torch.no_grad()
-def copy_weights(model: PreTrainedModel, folder: Path, name: str) -> None:
-    """Copy the weights that the learner of policy ``name`` saved in a folder into a model of the same shapes."""
+def copy_weights(weights: Mapping[str, Parameter], folder: Path, name: str) -> None:
+    """Copy what the learner of policy ``name`` saved in a folder into tensors of the same names and shapes."""
+    for key, tensor in _saved(folder, name, {key: tuple(weight.shape) for key, weight in weights.items()}).items():
+        weights[key].copy_(tensor)
+
+
+def _saved(folder: Path, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Return a policy's saved tensors, which must have these names and shapes."""
     path = folder / "weights.safetensors"
+    check_owner(folder, json.loads((folder / "learner.json").read_text()), name)
     saved = load_tensors(path)
-    weights = dict(model.named_parameters())
-    odd = [key for key in saved if key not in weights or weights[key].shape != saved[key].shape]
-    odd += [key for key, weight in weights.items() if weight.requires_grad and key not in saved]
+    odd = [
+        key for key in shapes.keys() | saved.keys() if key not in saved or shapes.get(key) != tuple(saved[key].shape)
+    ]
     if odd:
         raise CheckpointError(
-            f"{path}: {len(odd)} tensors are missing or do not fit policy {name!r}, first {odd[0]!r}; the "
+            f"{path}: {len(odd)} tensors are missing or do not fit policy {name!r}, first {min(odd)!r}; the "
             "recipe must name the model that was trained"
         )
-    for key, tensor in saved.items():
-        weights[key].copy_(tensor)
+    return saved
+
+
+@torch.no_grad()
+def merge_adapter(model: PreTrainedModel, saved: Mapping[str, Tensor], lora: LoraTable) -> None:
+    """Add a LoRA adapter's change to the weights it goes beside: W + B A * alpha / rank."""
+    for key, a in saved.items():
+        place, a_or_b = key.split(".lora_")
+        if not a_or_b.startswith("A"):
+            continue
+        change = saved[f"{place}.lora_B.weight"].float() @ a.float() * (lora.alpha / lora.rank)
+        module = model.get_submodule(place)
+        weight = model.get_parameter(f"{place}.weight")
+        weight.add_(change.T if isinstance(module, Conv1D) else change)  # Conv1D holds its weight transposed
 
 
 def load_model(source: str, *, seed: int, dtype: str, context: int | None) -> LoadedModel:
@@ -128,7 +153,7 @@ def load_model(source: str, *, seed: int, dtype: str, context: int | None) -> Lo
 
 
 def load_trained(policy: TrainedPolicy, *, dtype: str, context: int | None) -> LoadedModel:
-    """Return the model of a trained policy: its base, with the trained weights copied in.
+    """Return the model of a trained policy: its base, with the trained weights copied or merged in.
 
     The tokenizer's own chat template becomes the one that was trained with, options and all, and the generation config
     names every end token of it, so that plain ``transformers`` sees the same prompts and stops at the same tokens.
@@ -136,7 +161,7 @@ def load_trained(policy: TrainedPolicy, *, dtype: str, context: int | None) -> L
     table = policy.table
     loaded = load_model(table.model, seed=policy.recipe.seed, dtype=dtype, context=context)
     if policy.checkpoint is not None:
-        copy_weights(loaded.model, policy.checkpoint.path / policy.name, policy.name)
+        _take_over(loaded.model, policy, policy.checkpoint.path)
     renderer = ChatRenderer(loaded.tokenizer, template=table.template, options=table.template_options)
     if table.template is not None or table.template_options:
         loaded.tokenizer.chat_template = renderer.standalone_template()
@@ -144,3 +169,20 @@ def load_trained(policy: TrainedPolicy, *, dtype: str, context: int | None) -> L
     pad_id = loaded.model.generation_config.pad_token_id
     loaded.model.generation_config = GenerationConfig(eos_token_id=sorted(end_ids), pad_token_id=pad_id)
     return LoadedModel(loaded.model, loaded.tokenizer, loaded.context, frozenset(end_ids), loaded.source)
+
+
+def _take_over(model: PreTrainedModel, policy: TrainedPolicy, folder: Path) -> None:
+    """Make a base the trained policy: its weights copied in, or its adapter merged into the base it was trained on."""
+    table = policy.table
+    weights = dict(model.named_parameters())
+    if table.lora is None:
+        copy_weights(weights, folder / policy.name, policy.name)
+        return
+    for other, its in policy.recipe.policies.items():
+        shared = folder / other / RESIDENT  # written once, for the first policy of those that share the model
+        same = (its.model, its.dtype, its.context) == (table.model, table.dtype, table.context)
+        if same and its.lora is not None and shared.is_file():
+            restore_tensors(shared, weights)
+    saved = load_tensors(folder / policy.name / "weights.safetensors")
+    check_owner(folder / policy.name, json.loads((folder / policy.name / "learner.json").read_text()), policy.name)
+    merge_adapter(model, saved, table.lora)

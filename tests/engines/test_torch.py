@@ -19,9 +19,24 @@ from coterie.engines.torch import TorchEngine, candidate_key, sample_tokens
 from coterie.errors import EngineError
 from coterie.keyed import uniforms
 from coterie.models.loading import load
+from coterie.models.policy import Policy
 from coterie.models.tiny import tiny_tokenizer
+from coterie.policy_tables import LoraTable
 from coterie.types import StopReason
-from learning_toys import RENDERER, VOCAB, bigram, gpt2, llama, plain_logprobs, policy_of, request, sample
+from learning_toys import (
+    RENDERER,
+    VOCAB,
+    bigram,
+    gpt2,
+    llama,
+    lora_team,
+    plain_logprobs,
+    policy_of,
+    request,
+    sample,
+    stirred,
+    switch,
+)
 
 ARCHITECTURES = pytest.mark.parametrize("make", [gpt2, llama])
 
@@ -399,3 +414,122 @@ def test_results_come_in_the_order_of_the_requests_and_of_their_candidates() -> 
     requests = [request([9] * (6 - i) + [i + 2], candidates=2, max_tokens=1, task=f"t{i}") for i in range(6)]
     assert [[c.ids for c in row] for row in engine.generate(requests)] == [[(i + 2,)] * 2 for i in range(6)]
     assert engine.generate([]) == []
+
+
+# ---- adapters beside one model ----------------------------------------------------------------------------------
+
+
+def say(policy: Policy, token: int) -> None:
+    """Set an adapter of rank 1 beside c_proj so that it writes the token, 100 times as large as what is there."""
+    assert policy.adapter is not None
+    a, b = policy.adapter.weights().values()
+    with torch.no_grad():
+        a.fill_(1.0)
+        b.zero_()
+        b[token] = 100.0
+
+
+def switches() -> dict[str, Policy]:
+    return lora_team(switch(), "a", "b", lora=LoraTable(rank=1, target_modules=("mlp.c_proj",)))
+
+
+def first_tokens(engine: TorchEngine, *names: str) -> list[set[int]]:
+    asked = [request([3], policy=name, candidates=16, max_tokens=1, task=name) for name in names]
+    return [{completion.ids[0] for completion in row} for row in engine.generate(asked)]
+
+
+def test_each_role_draws_with_its_own_adapter_before_and_after_a_change() -> None:
+    """TEAM-04: A says 7, B says 9, the base neither, in one batch and alone; a changed adapter is used at once."""
+    team = switches()
+    engine = TorchEngine(team)
+    assert all(len(tokens) > 5 for tokens in first_tokens(engine, "a", "b", "base")), "fresh adapters say nothing"
+    say(team["a"], 7)
+    say(team["b"], 9)
+    for _ in range(2):
+        a, b, base, again = first_tokens(engine, "a", "b", "base", "a")
+        assert (a, b, again) == ({7}, {9}, {7})
+        assert len(base) > 5
+        assert [first_tokens(engine, name)[0] for name in ("a", "b")] == [{7}, {9}]
+        assert first_tokens(engine, "base")[0] == base
+    say(team["a"], 9)
+    say(team["b"], 7)
+    assert first_tokens(engine, "a", "b") == [{9}, {7}]
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_a_mixed_batch_gives_what_each_adapter_gives_alone_in_one_pass(make: Callable[[], PreTrainedModel]) -> None:
+    """Log-probs to 1e-5, over prompts of several lengths, several candidates, and rows that end early."""
+    team = lora_team(make(), "a", "b")
+    stirred(team["a"], 1)
+    stirred(team["b"], 2)
+    engine = TorchEngine(team)
+    names = ["a", "base", "b", "a", "b", "base"]
+    asked = [
+        request([5 + i] * (1 + 2 * i), policy=name, candidates=1 + i % 3, max_tokens=2 + 2 * i, task=f"t{i}")
+        for i, name in enumerate(names)
+    ]
+    passes: list[int] = []
+    hook = team["a"].model.register_forward_hook(lambda *_: passes.append(1))
+    mixed = engine.generate(asked)
+    hook.remove()
+    assert len(passes) == 12, "one pass over the prompts of all, then one per further token of the longest"
+    for one, row in zip(asked, mixed, strict=True):
+        [alone] = engine.generate([one])
+        assert [c.ids for c in row] == [c.ids for c in alone]
+        for left, right in zip(row, alone, strict=True):
+            assert list(left.logprobs) == pytest.approx(list(right.logprobs), abs=1e-5)
+            item = sample(one.prompt_ids, left.ids)
+            with team[one.policy].alone():
+                expected = plain_logprobs(team[one.policy].model, item).tolist()
+            assert list(left.logprobs) == pytest.approx(expected, abs=1e-5)
+    assert len({row[0].logprobs[:2] for row in mixed}) == 6
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_every_tensor_of_an_adapter_reaches_the_engine(make: Callable[[], PreTrainedModel]) -> None:
+    """SYNC-03: change one tensor at a time; tensors without effect: none."""
+    team = lora_team(make(), "a", "b")
+    stirred(team["a"])
+    engine = TorchEngine(team)
+    asked = [request([5, 6], policy=name, max_tokens=3) for name in ("a", "b", "base")]
+    before = engine.generate(asked)
+    idle = []
+    for name, weight in team["a"].weights().items():
+        saved = weight.detach().clone()
+        with torch.no_grad():
+            weight.mul_(-2.0)
+        after = engine.generate(asked)
+        if after[0][0].logprobs == before[0][0].logprobs:
+            idle.append(name)
+        assert after[1:] == before[1:], "the others draw as before"
+        with torch.no_grad():
+            weight.copy_(saved)
+    assert idle == []
+
+
+def test_end_ids_and_texts_are_those_of_each_rows_own_policy() -> None:
+    team = switches()
+    say(team["a"], 7)
+    say(team["b"], 7)
+    team["a"].end_ids = frozenset({7})
+    done = TorchEngine(team).generate([request([3], policy=name, max_tokens=3) for name in ("a", "b")])
+    assert [row[0].ids for row in done] == [(7,), (7, 7, 7)]
+    assert [row[0].stop_reason for row in done] == [StopReason.END, StopReason.LENGTH]
+
+
+def test_a_hook_that_fails_fails_the_batch_and_leaves_nothing_behind() -> None:
+    """TEAM-04: an adapter that cannot be used is an error, never an answer of the base."""
+    team = switches()
+    say(team["a"], 7)
+    engine = TorchEngine(team)
+    asked = [request([3], policy=name, max_tokens=1, temperature=0.0) for name in ("a", "base")]
+    expected = engine.generate(asked)
+    handle = team["a"].model.transformer.h[0].mlp.c_proj.register_forward_hook(_fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        engine.generate(asked)
+    handle.remove()
+    assert engine.generate(asked) == expected
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("broken")

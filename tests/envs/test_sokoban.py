@@ -196,14 +196,14 @@ def test_the_compact_prompt_starts_at_the_agent_and_holds_draft_and_result() -> 
     _, team = play(FOUR_PUSHES, ["RRU", "R", "RRRR", "RRR"], size=8)
     walls = "########" * 7
     first, drafted, second, _ = team.prompts
-    assert first == "-$---.##" + walls + "------"
-    assert drafted == "-$---.##" + walls + "RRU--!2"
-    assert second == "-$--.##-" + walls + "R----."
+    assert first == "-$---.##" + walls + "+0+1+0+4" + "------"
+    assert drafted == "-$---.##" + walls + "+0+1+0+4" + "RRU--!2" + "+0+1+0+2"
+    assert second == "-$--.##-" + walls + "+0+1+0+3" + "R----."
 
 
 def test_boxes_and_agents_on_goals_are_seen_from_the_agent() -> None:
     _, team = play("######\n#+$* #\n#    #\n######", ["L"], **alone(size=6, max_rounds=1))
-    assert team.prompts[0] == ".$*-##" + "----##" + "######" * 4 + "------"
+    assert team.prompts[0] == ".$*-##" + "----##" + "######" * 4 + "+0+1+0-1" + "------"
 
 
 @pytest.mark.parametrize("options", [{}, {"compact_end_map": True}, {"max_moves": 12}, {"boxes": 2, "size": 7}])
@@ -359,7 +359,7 @@ def test_mistakes_are_well_formed_and_make_most_plays_fail() -> None:
         team = ScriptedTeam(noise=1.0, rng=keyed_random(task.id))
         wins += asyncio.run(env.play(task, cast(Team, team))).success
         assert {reward.local for reward in team.rewards} == {0.1}
-    assert 1 <= wins <= 30  # all moves at random
+    assert 20 <= wins <= 55  # half of the moves stray, half of the answers stop after each
 
 
 def test_the_scripted_player_is_a_function_of_its_generator() -> None:

@@ -47,6 +47,8 @@ def test_the_tiny_source_takes_its_shape_from_its_options() -> None:
         ("tiny:width=0", "expected a positive whole number"),
         ("tiny:width=10,heads=4", "not a multiple"),
         ("./nowhere/at/all", "there is no such folder"),
+        ("./nowhere", "there is no such folder"),
+        ("", "there is no such folder"),
         ("/nowhere/model.gguf", "there is no file"),
         ("package:no_such_package", "pip install"),
         ("package:json", "expected one .gguf file"),

@@ -5,12 +5,16 @@ Shapes: B prompts of one batch, K candidates, P prompt tokens (left-padded), V v
 A decode step gives the model one row per prompt with K query tokens, one per candidate, all at the same position. The
 cache of the row then holds the prompt once and the K new tokens of every step; a mask lets candidate k see the prompt
 and its own tokens only. So keys and values of the prompt are never copied, and attention to them is one matrix product.
+
+Policies that share one model are generated together, each row through its policy's adapter. A row is one prompt, so
+nothing computed with one adapter is ever seen through another.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,6 +66,7 @@ class _Candidate:
     """One candidate while it grows."""
 
     request: Request
+    policy: Policy
     key: int
     ids: list[int]
     logprobs: list[float]
@@ -82,7 +87,7 @@ class TorchEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
         """Return one completion per candidate for each request, in order; ``EngineError`` for another version."""
-        by_policy: dict[str, list[int]] = defaultdict(list)
+        by_model: dict[int, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
             policy = self._policies.get(request.policy)
             if policy is None:
@@ -92,11 +97,12 @@ class TorchEngine:
                     f"act {request.act} of {request.episode.text()} asks policy {request.policy!r} at version "
                     f"{request.version}; the engine has version {policy.version}"
                 )
-            by_policy[request.policy].append(index)
+            by_model[id(policy.model)].append(index)
         results: dict[int, tuple[Completion, ...]] = {}
-        for name, indices in by_policy.items():
+        for indices in by_model.values():
             for chunk in _chunks(indices, requests):
-                batch = _Batch(self._policies[name], [requests[index] for index in chunk])
+                chosen = [requests[index] for index in chunk]
+                batch = _Batch([self._policies[request.policy] for request in chosen], chosen)
                 results.update(zip(chunk, batch.run(), strict=True))
         return [results[index] for index in range(len(requests))]
 
@@ -115,18 +121,21 @@ def _chunks(indices: Sequence[int], requests: Sequence[Request]) -> list[list[in
 
 
 class _Batch:
-    """Acts of one policy, generated together."""
+    """Acts of policies that share one model, generated together."""
 
-    def __init__(self, policy: Policy, requests: Sequence[Request]) -> None:
-        self.policy = policy
-        self.model = policy.model
-        self.device = policy.model.device
+    def __init__(self, policies: Sequence[Policy], requests: Sequence[Request]) -> None:
+        """``policies`` is one per request."""
+        self.model = policies[0].model
+        self.device = self.model.device
+        self.adapter = policies[0].adapter
+        self.routes = [policy.route for policy in policies]
+        self.context = max(policy.context for policy in policies)
         self.requests = list(requests)
         self.K = max(len(request.candidates) for request in requests)
         # A row with fewer candidates than K is filled with copies of its first; they are dropped in the end.
         self.grid = [
-            [_Candidate(request, candidate_key(request, number), [], []) for number in _filled(request, self.K)]
-            for request in requests
+            [_Candidate(request, policy, candidate_key(request, number), [], []) for number in _filled(request, self.K)]
+            for policy, request in zip(policies, requests, strict=True)
         ]
         self.rows = list(range(len(requests)))
 
@@ -136,7 +145,8 @@ class _Batch:
         training = self.model.training
         self.model.eval()
         try:
-            self._generate()
+            with nullcontext() if self.adapter is None else self.adapter.resident.rows(self.routes):
+                self._generate()
         finally:
             self.model.train(training)
         return [
@@ -165,12 +175,13 @@ class _Batch:
                 cache.batch_select_indices(keep_B)
                 lengths_B, mask_BKS, tokens_BK = lengths_B[keep_B], mask_BKS[keep_B], tokens_BK[keep_B]
                 self.rows = [self.rows[i] for i in alive]
+                self.routes[:] = [self.routes[i] for i in alive]
             mask_BKS = torch.cat([mask_BKS, own_KK.expand(len(self.rows), 1, -1, -1)], dim=-1)
             logits_BKV = self.model(
                 input_ids=tokens_BK,
                 attention_mask=mask_BKS,
                 # Ended rows that are still carried along may be beyond the context; learned positions end there.
-                position_ids=(lengths_B + position).clamp(max=self.policy.context - 1)[:, None].expand(-1, self.K),
+                position_ids=(lengths_B + position).clamp(max=self.context - 1)[:, None].expand(-1, self.K),
                 cache=cache,
                 use_cache=True,
             ).logits
@@ -215,11 +226,11 @@ class _Batch:
     def _end(self, cell: _Candidate) -> None:
         """Set why a candidate ends, if it does."""
         sampling = cell.request.sampling
-        if cell.ids[-1] in self.policy.end_ids:
+        if cell.ids[-1] in cell.policy.end_ids:
             cell.stop = StopReason.END
             return
         if sampling.stop:
-            text = self.policy.renderer.decode(cell.ids)
+            text = cell.policy.renderer.decode(cell.ids)
             ends = [text.find(stop) for stop in sampling.stop if stop in text]
             if ends:
                 cell.stop, cell.text = StopReason.STOP, text[: min(ends)]
@@ -230,7 +241,7 @@ class _Batch:
     def _completion(self, cell: _Candidate) -> Completion:
         """Return the finished record of a candidate."""
         assert cell.stop is not None
-        text = self.policy.renderer.decode(cell.ids) if cell.text is None else cell.text
+        text = cell.policy.renderer.decode(cell.ids) if cell.text is None else cell.text
         return Completion(ids=tuple(cell.ids), logprobs=tuple(cell.logprobs), text=text, stop_reason=cell.stop)
 
 

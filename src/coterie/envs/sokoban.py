@@ -242,15 +242,29 @@ class Sokoban(Env):
     def _compact(self, now: Position, draft: Attempt | None, history: Sequence[Attempt]) -> str:
         """Return the prompt of one fixed length per role.
 
-        First asked in a round: map, last answer, its mark. Asked with a draft: map, draft, its mark, how many of its
-        moves are legal, and (option) the map from where it ends.
+        First asked in a round: map, ways, last answer, its mark. Asked with a draft: map, ways, draft, its mark, how
+        many of its moves are legal, the ways from its end, and (option) the map from there.
         """
         width = self.options.max_moves
+        here = self._rolled(now) + self._ways(now)
         if draft is None:
-            return self._rolled(now) + (history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1))
+            return here + (history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1))
         legal = str(draft.made).rjust(len(str(width)), "0")
         end_map = self._rolled(draft.position) if self.options.compact_end_map else ""
-        return self._rolled(now) + draft.padded(width) + draft.mark + legal + end_map
+        return here + draft.padded(width) + draft.mark + legal + self._ways(draft.position) + end_map
+
+    def _ways(self, now: Position) -> str:
+        """Return rows and columns from the agent to the nearest box off a goal, and from that box to the nearest goal
+        without a box, walls aside, as signed numbers of equal width: ``"+1-2+0+3"``.
+        """
+        width, goals = now.level.width, now.level.goals
+        row, column = divmod(now.agent, width)
+        agent = (row, column)
+        box = _nearest(agent, now.boxes & ~goals, width)
+        goal = _nearest(box, goals & ~now.boxes, width)
+        digits = len(str(max(self._width, self._height) - 1)) + 1
+        steps = (box[0] - agent[0], box[1] - agent[1], goal[0] - box[0], goal[1] - box[1])
+        return "".join(f"{step:+0{digits}d}" for step in steps)
 
     def _rolled(self, now: Position) -> str:
         """Return the map as the agent sees it, row by row, its own cell first; floor is ``-``, the agent is not drawn.
@@ -265,6 +279,12 @@ class Sokoban(Env):
             rows[row][column] = {" ": "-", "@": "-", "+": "."}.get(symbol := now.symbol(cell), symbol)
         row, column = divmod(now.agent, level.width)
         return "".join("".join(line[column:] + line[:column]) for line in rows[row:] + rows[:row])
+
+
+def _nearest(here: tuple[int, int], there: int, width: int) -> tuple[int, int]:
+    """Return the cell of a set that is nearest as the crow walks, the first of several; ``here`` for an empty set."""
+    found = [divmod(cell, width) for cell in cells(there)]
+    return min(found, key=lambda cell: abs(cell[0] - here[0]) + abs(cell[1] - here[1]), default=here)
 
 
 _WHO = {

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TINY_KEYS = ("width", "layers", "heads", "positions")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError)
 
 
@@ -87,10 +87,13 @@ def load(source: str, *, seed: int, dtype: str = "float32", context: int | None 
     return LoadedModel(model.eval(), tokenizer, _context(source, model.config, context), end_ids, source)
 
 
-def save(loaded: LoadedModel, folder: pathlib.Path) -> None:
-    """Write safetensors, config and tokenizer, so that plain ``transformers`` (or ``load``) reads the folder."""
+def save(loaded: LoadedModel, folder: pathlib.Path, weights: Mapping[str, torch.nn.Parameter] | None = None) -> None:
+    """Write safetensors, config and tokenizer, so that plain ``transformers`` (or ``load``) reads the folder.
+
+    ``weights`` are the model's by their plain names, where adapters beside it have changed the names.
+    """
     with _no_progress_bars():
-        loaded.model.save_pretrained(folder)
+        loaded.model.save_pretrained(folder, state_dict=None if weights is None else dict(weights))
     loaded.tokenizer.save_pretrained(folder)
 
 
@@ -181,7 +184,7 @@ def _place(source: str) -> tuple[str, str | None]:
         if absent:
             raise ConfigError(f"model {source!r}: reading GGUF needs {absent}; pip install 'coterie[gguf]'")
         return str(path.parent), path.name
-    if path.is_dir():
+    if source and path.is_dir():
         _check_folder(source, path)
         return str(path), None
     if path.exists() or not _HUB_ID.fullmatch(source):
