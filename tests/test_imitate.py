@@ -153,7 +153,7 @@ def test_it_can_be_interrupted_between_any_two_steps() -> None:
 
 
 def test_a_role_without_an_expert_and_a_policy_without_demonstrations_are_errors() -> None:
-    draw: Callable[..., object] = expert_draw({"main": policy_of(torch.nn.Module())}, lambda task_id: 0.0)  # type: ignore[arg-type]
+    draw: Callable[..., object] = expert_draw({"main": policy_of(torch.nn.Module())}, lambda task_id, candidate: 0.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="role 'role': the env gives no expert for it"):
         draw(request([1]), None)
     lineup = lineup_of()
@@ -272,3 +272,15 @@ def test_a_bfloat16_model_with_adapters_learns_in_float32() -> None:
     dtypes = {weight.dtype for weight in lineup.policies["main"].model_weights().values()}
     assert dtypes == {torch.bfloat16}
     assert {weight.dtype for weight in lineup.policies["main"].weights().values()} == {torch.float32}
+
+
+def test_half_of_what_is_played_is_noisier_than_what_is_imitated() -> None:
+    lineup = lineup_of("imitate.episodes=200", "imitate.noise=[0.0, 1.0]")
+    first = demonstrations(lineup, table_of(lineup), nothing, nothing)[:4]
+    acts: dict[str, list[bool]] = {}
+    for turn in (turn for episode in first for turn in episode.turns):
+        assert turn.text == "q", "at the beginning only clean answers are imitated"
+        acts.setdefault(turn.peers, []).append(turn.played)
+    assert {len(played) for played in acts.values()} == {4}
+    shown = sum(any(played) for played in acts.values())
+    assert 0 < shown < len(acts), "some acts go on from an answer that is not imitated, some from one that is"

@@ -56,7 +56,7 @@ def played_by_the_script(env: dict[str, Json], start: int, count: int) -> list[E
     rollout = replace(
         lineup.rollout(training=True, event=refuse, before_batch=lambda: None),
         plan=Plan(mode="tree", num_candidates=2, select="random"),
-        expert=expert_draw(lineup.policies, lambda task_id: 0.0),
+        expert=expert_draw(lineup.policies, lambda task_id, candidate: 0.0),
     )
     tasks = lineup.make_env().tasks("all", start, count)
     assert len(tasks) == count

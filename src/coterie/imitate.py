@@ -30,11 +30,11 @@ Progress = Callable[[str, int, int, float], None]
 
 
 def expert_draw(
-    policies: Mapping[str, Policy], noise_of: Callable[[str], float]
+    policies: Mapping[str, Policy], noise_of: Callable[[str, int], float]
 ) -> Callable[[Request, Expert | None], tuple[Completion, ...]]:
     """Return what answers acts with the env's experts instead of an engine. Log-probs are 0: nothing was sampled.
 
-    ``noise_of`` gives the noise of a task by its id.
+    ``noise_of`` gives the noise of an answer by the id of its task and its candidate number.
     """
 
     def draw(request: Request, expert: Expert | None) -> tuple[Completion, ...]:
@@ -45,7 +45,7 @@ def expert_draw(
         completions = []
         for candidate in request.candidates:
             key = ("expert", episode.seed, episode.purpose, episode.step, episode.task_id, episode.index, request.act)
-            text = expert(keyed_random(*key, candidate), noise_of(episode.task_id))
+            text = expert(keyed_random(*key, candidate), noise_of(episode.task_id, candidate))
             ids = (*renderer.text_ids(text), renderer.end_id)
             completions.append(Completion(ids=ids, logprobs=(0.0,) * len(ids), text=text, stop_reason=StopReason.END))
         return tuple(completions)
@@ -56,18 +56,21 @@ def expert_draw(
 def demonstrations(
     lineup: Lineup, table: ImitateTable, event: Event, before_batch: Callable[[], None]
 ) -> list[Episode]:
-    """Return training episodes played by the experts; at each act one of their answers is played, at random.
+    """Return training episodes played by the experts, with the answers to be imitated.
 
-    Their noise rises from the first episode to the last with the square of the way: most of them are nearly clean.
+    The noise of those rises from the first episode to the last with the square of the way: most are nearly clean. As
+    many more answers are drawn at the last noise, and any of all is played: so what is imitated is good play, in states
+    that bad play leads to. From good play alone a role would learn to trust whatever the others say.
     Raises ``TrainError`` where a prompt and its answer are longer than the policy's context.
     """
     tasks = lineup.make_env().tasks("train", 0, table.episodes)
     low, high = table.noise
     noise = {task.id: low + (high - low) * (place / max(1, len(tasks) - 1)) ** 2 for place, task in enumerate(tasks)}
+    demos = table.demos_per_act
     rollout = replace(
         lineup.rollout(training=True, event=event, before_batch=before_batch),
-        plan=Plan(mode="tree", num_candidates=table.demos_per_act, select="random"),
-        expert=expert_draw(lineup.policies, noise.__getitem__),
+        plan=Plan(mode="tree", num_candidates=2 * demos, select="random"),
+        expert=expert_draw(lineup.policies, lambda task, candidate: noise[task] if candidate < demos else high),
     )
     plays: list[Play] = plays_of(tasks, seed=lineup.recipe.seed, purpose="imitate", step=0, episodes_per_task=1)
     episodes = rollout.run(plays)
@@ -78,7 +81,7 @@ def demonstrations(
                 f"warm start: a demonstration for role {turn.role!r} has {length} tokens, prompt and answer, but the "
                 f"context of policy {turn.policy!r} is {context}; use a longer context or a smaller task"
             )
-    return episodes
+    return [replace(e, turns=tuple(turn for turn in e.turns if turn.candidate < demos)) for e in episodes]
 
 
 def acts_of(episodes: Iterable[Episode], policies: Sequence[str]) -> list[list[Sample]]:
