@@ -397,7 +397,7 @@ def test_a_warm_started_folder_is_the_model_of_another_recipe(recipe: Path, tmp_
     assert f'model = "{folder}"' in result.output
     lineup = assemble(check_env_fits(read_recipe(recipe, [f"policies.shared.model={folder}"])))
     saved, fresh = lineup.policies["shared"], assemble(check_env_fits(read_recipe(recipe))).policies["shared"]
-    assert saved.context == fresh.context == 32
+    assert saved.context == fresh.context == 64
     assert saved.renderer.render("S.G") == fresh.renderer.render("S.G")
     trained = coterie("train", recipe, "--out", tmp_path / "run", "--set", f"policies.shared.model={folder}")
     assert trained.exit_code == 0, trained.output
@@ -453,14 +453,14 @@ def test_check_prints_every_key_marks_defaults_and_counts_tokens(recipe: Path) -
 
 
 def test_check_ends_with_2_where_train_would(recipe: Path) -> None:
-    result = coterie("check", recipe, "--set", "sampling.max_tokens=32")
+    result = coterie("check", recipe, "--set", "sampling.max_tokens=64")
     assert (result.exit_code, "leaves no room for a prompt" in result.stderr) == (2, True)
 
 
 def test_check_finds_prompts_that_are_longer_than_the_context(recipe: Path) -> None:
-    result = coterie("check", recipe, "--set", "env.size=6")
+    result = coterie("check", recipe, "--set", "env.size=8")
     assert result.exit_code == 1
-    assert "context of policy 'shared' holds 32" in result.stderr
+    assert "context of policy 'shared' holds 64" in result.stderr
 
 
 def test_recipes_and_envs_are_listed_with_what_they_are() -> None:

@@ -48,8 +48,9 @@ def test_a_chain_plays_k_episodes_of_one_answer_per_act() -> None:
 
 def test_prompt_tokens_are_those_of_the_longest_prompt() -> None:
     tool, planner = role_loads(lineup())
-    # map 4 * 4, last answer and mark 4 + 1, three control tokens (user, end, assistant); the planner's has one count
-    assert (tool.prompt_tokens, planner.prompt_tokens) == (16 + 5 + 3, 16 + 5 + 1 + 3)
+    # map 4 * 4, way to the goal 4, last answer and mark 4 + 1, three control tokens (user, end, assistant); the
+    # planner's has one count and the way from the draft's end
+    assert (tool.prompt_tokens, planner.prompt_tokens) == (16 + 4 + 5 + 3, 16 + 4 + 5 + 1 + 4 + 3)
 
 
 def test_a_prompt_that_does_not_fit_is_an_error_of_the_check_too() -> None:
