@@ -43,6 +43,13 @@ def probe() -> Probe:
     return take_probe(lineup_of(*PER_ROLE, COOL), available_memory=2**40)
 
 
+@pytest.fixture(scope="module")
+def lora_probe() -> Probe:
+    """As ``probe``, with two adapters beside one model."""
+    adapters = ("policies.main.train=lora", "policies.other.train=lora")
+    return take_probe(lineup_of(*PER_ROLE, *adapters, COOL), available_memory=2**40)
+
+
 def failed(probe: Probe, check: str) -> list[str]:
     """Return what one check finds wrong."""
     return [finding.message for finding in run_check(check, CHECKS[check], probe) if finding.verdict is Verdict.FAIL]
@@ -100,6 +107,8 @@ def test_the_step_that_is_taken_back_was_a_real_one(probe: Probe) -> None:
         ("policies.main.train=frozen",),
         ("train.precision=bfloat16",),
         ("policies.main.dtype=bfloat16", "policies.main.optimizer.lr=1e-5"),
+        ("policies.main.train=lora", "policies.main.dtype=bfloat16"),
+        (*PER_ROLE, "policies.main.train=lora", "policies.other.train=frozen"),
         ("sampling.mode=chain",),
         ("sampling.stop=['a']", "policies.main.template=plain"),
     ],
@@ -148,7 +157,7 @@ class Stale(TorchEngine):
 
     def __init__(self, lineup: Lineup) -> None:
         self.current = lineup.policies
-        super().__init__({name: copy.deepcopy(policy) for name, policy in lineup.policies.items()})
+        super().__init__(copy.deepcopy(dict(lineup.policies)))
 
     def version(self, policy: str) -> int:
         return self.current[policy].version
@@ -164,6 +173,26 @@ def test_an_engine_that_serves_a_stale_copy_fails(probe: Probe) -> None:
         f"{name}: after an update the engine answers exactly as before" for name in ("main", "other")
     ]
     assert failing_checks(broken) == {"updates reach the engine"}
+
+
+def test_an_adapter_that_is_not_synced_fails_and_the_check_knows_adapters(lora_probe: Probe) -> None:
+    """TEAM-04, SYNC-07: adapters beside one model; the engine holds copies of those it began with."""
+    assert failing_checks(lora_probe) == set()
+    broken = replace(lora_probe, lineup=replace(lora_probe.lineup, engine=Stale(lora_probe.lineup)))
+    assert failed(broken, "updates reach the engine") == [
+        f"{name}: after an update the engine answers exactly as before" for name in lora_probe.trained
+    ]
+    assert failing_checks(broken) == {"updates reach the engine"}
+
+
+def test_two_adapters_that_are_one_fail(lora_probe: Probe) -> None:
+    """TEAM-02, with adapters."""
+    policies = {name: copy.copy(policy) for name, policy in lora_probe.lineup.policies.items()}
+    first, second = lora_probe.trained
+    policies[second].adapter = policies[first].adapter
+    lineup = replace(lora_probe.lineup, policies=policies, engine=TorchEngine(policies))
+    messages = failed(replace(lora_probe, lineup=lineup), "updates reach the engine")
+    assert messages[0] == f"{first}: its update changes [{second!r}] too"
 
 
 class Partial(TorchEngine):

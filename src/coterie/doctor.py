@@ -26,7 +26,7 @@ from coterie.probe import Draw, Probe, take_probe, trained_ids
 from coterie.rehearsal import answers, equal_weights, rehearse, restored, sample_of_draw
 from coterie.types import Failure, Sample, Turn
 
-_LARGE_LR = 1e-4
+_LARGE_LR = {"full": 1e-4, "lora": 1e-3}
 """A step of at least this size shows in the engine's log-probs, whatever the precision; it is taken back."""
 _NUM_PROMPTS = 8
 
@@ -145,7 +145,8 @@ def updates_reach_the_engine(probe: Probe) -> list[Finding]:
     """Take one large step per policy: the engine must answer with the new weights, and with no other policy's."""
     findings = []
     for name in _with_samples(probe):
-        lr = max(_LARGE_LR, probe.lineup.recipe.policies[name].optimizer.lr)
+        table = probe.lineup.recipe.policies[name]
+        lr = max(_LARGE_LR[table.train], table.optimizer.lr)
         with restored(probe.lineup) as kept:
             before = answers(probe)
             rehearse(probe, name, lr)
@@ -270,7 +271,8 @@ def _agreement(probe: Probe, name: str, samples: Sequence[Sample], when: str, *,
     policy = probe.lineup.policies[name]
     gaps = []
     for batch in probe.batches(samples):
-        with torch.autocast(policy.model.device.type, dtype=torch.bfloat16, enabled=autocast):
+        kind = policy.model.device.type
+        with policy.alone(), torch.autocast(kind, dtype=torch.bfloat16, enabled=autocast):
             logits = scored_logits(policy.model.eval(), batch)
         logprobs = token_logprobs(logits, batch.targets_N, batch.temperatures_N)
         gaps.append((logprobs - batch.sampler_logprobs_N).abs())
