@@ -88,8 +88,8 @@ def test_the_loss_is_the_mean_over_completion_tokens() -> None:
     """A first loss, by hand: -mean log P over the tokens of the drawn acts, prompts excluded."""
     lineup = lineup_of("imitate.steps=1", "imitate.batch_acts=12")
     policy = lineup.policies["main"]
-    acts = [[sample([5, 6], [7, 1]), sample([5, 6], [8, 9, 1])], [sample([4], [1])]] * 5
-    drawn = [acts[index] for index in draw_acts(table_of(lineup), 0, 10, 0)]
+    acts = [[sample([5, 6], [7, 1]), sample([5, 6], [8, 9, 1])], [sample([4], [1])]] * 15
+    drawn = [acts[index] for index in draw_acts(table_of(lineup), 0, 30, 0)]
     assert {len(act) for act in drawn} == {1, 2}
     items: list[Sample] = [item for act in drawn for item in act]
     num_tokens = sum(5 if len(act) == 2 else 1 for act in drawn)

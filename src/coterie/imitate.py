@@ -97,10 +97,10 @@ def acts_of(episodes: Iterable[Episode], policies: Sequence[str]) -> list[list[S
 def draw_acts(table: ImitateTable, step: int, count: int, seed: int) -> list[int]:
     """Return the acts of one batch, out of ``count`` in the order they were demonstrated.
 
-    A window over a fifth of them moves from the first to the last while the steps go by, so that a policy learns what
+    A window over a tenth of them moves from the first to the last while the steps go by, so that a policy learns what
     to do from clean demonstrations before it learns from noisy ones how often to stray.
     """
-    width = max(1, count // 5)
+    width = max(1, count // 10)
     first = round((count - width) * step / max(1, table.steps - 1))
     rng = keyed_random("imitate", seed, step)
     return [first + rng.randrange(width) for _ in range(table.batch_acts)]

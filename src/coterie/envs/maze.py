@@ -155,8 +155,8 @@ def best_moves(board: Board, rng: random.Random, limit: int) -> str:
 def noisy_moves(board: Board, rng: random.Random, noise: float, limit: int) -> str:
     """Return the moves of a player who strays and gives up early.
 
-    With probability ``noise`` / 2 a move is any of the four instead of the best from where it is made, and with the
-    same probability the answer stops after a move.
+    With probability ``noise`` / 2 a move is any of the four instead of the best from where it is made; with
+    probability ``noise`` * 2 / 3 the answer stops after a move.
 
     A move into a wall ends the answer: it would end there when executed.
     """
@@ -165,7 +165,7 @@ def noisy_moves(board: Board, rng: random.Random, noise: float, limit: int) -> s
         move = rng.choice("UDLR") if rng.random() < noise / 2 else best_moves(now, rng, 1)
         moves += move
         following = now.after(move)
-        if following is None or rng.random() < noise / 2:
+        if following is None or rng.random() < noise * 2 / 3:
             break
         now = following
     return moves

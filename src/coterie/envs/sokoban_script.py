@@ -150,8 +150,8 @@ def answer_moves(
 def noisy_moves(start: Position, now: Position, rng: random.Random, noise: float, limit: int) -> str:
     """Return the moves of a player who strays and gives up early.
 
-    With probability ``noise`` / 2 a move is any of the four instead of the best from where it is made, and with the
-    same probability the answer stops after a move.
+    With probability ``noise`` / 2 a move is any of the four instead of the best from where it is made; with
+    probability ``noise`` * 2 / 3 the answer stops after a move.
 
     An illegal move ends the answer: it would end there when executed.
     """
@@ -162,7 +162,7 @@ def noisy_moves(start: Position, now: Position, rng: random.Random, noise: float
         move = rng.choice(tuple(MOVES)) if rng.random() < noise / 2 else best_moves(start, now, rng, 1)
         moves += move
         following = now.after(move)
-        if following is None or rng.random() < noise / 2:
+        if following is None or rng.random() < noise * 2 / 3:
             break
         now = following
     return moves
