@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -473,3 +476,20 @@ def test_a_scripted_engine_serves_only_its_version_and_only_scripted_roles() -> 
         engine.generate([request()])
     with pytest.raises(EngineError, match=r"no answers for role 'b'; the script has \['a'\]"):
         engine.generate([request("b", version=3)])
+
+
+def test_a_module_that_checks_itself_when_imported_is_told_so_and_starts_no_more_processes(tmp_path: Path) -> None:
+    source = (Path(__file__).parent.parent / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    (tmp_path / "relay_unguarded.py").write_text(
+        source.replace('if __name__ == "__main__":\n    assert_env', "assert_env")
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", "import relay_unguarded"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parent.parent / 'src'}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "assert_env was called while its module was imported" in run.stderr

@@ -19,6 +19,8 @@ from coterie.observed import HOSTILE, Record, Subject, constant, require, scored
 from coterie.types import Reward
 
 _DISJOINT_TASKS = 20
+IN_CHECK = "COTERIE_IN_CHECK"
+"""Set in the process that a check starts; a module that checks itself when imported would start another without end."""
 _PROCESS_DEADLINE_S = 120.0
 _LIST_TASKS = """
 import importlib, json, sys
@@ -85,9 +87,15 @@ def _other_process(subject: Subject) -> str:
         return "not checked: the class cannot be imported by name"
     tasks = subject.some("train", subject.num_tasks)
     command = [sys.executable, "-c", _LIST_TASKS, subject.cls.__module__, subject.cls.__qualname__]
+    path = os.pathsep.join(path for path in sys.path if path)
     found = subprocess.run(
         [*command, json.dumps(dict(subject.options)), str(len(tasks))],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "PYTHONHASHSEED": "77"},
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYTHONHASHSEED": "77",
+            IN_CHECK: "1",
+        },
         capture_output=True,
         text=True,
         timeout=_PROCESS_DEADLINE_S,

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coterie.contract import CHECKS
+from coterie.contract import CHECKS, IN_CHECK
 from coterie.engines import Request
 from coterie.engines.scripted import ScriptedEngine
 from coterie.env import Env, env_class
-from coterie.errors import EnvError, guarded
+from coterie.errors import ConfigError, EnvError, guarded
 from coterie.observed import DEADLINE_S, HOSTILE, BrokenContractError, Subject, maker, seats_of
 from coterie.rollout import Limits, Rollout, plays_of, replay
 from coterie.team import Plan
@@ -53,7 +54,14 @@ def check_env(env: type[Env] | str, options: Mapping[str, Json] | None = None, *
 
 
 def assert_env(env: type[Env] | str, options: Mapping[str, Json] | None = None, *, tasks: int = 3) -> None:
-    """Raise ``AssertionError`` with every failed check of ``check_env``."""
+    """Raise ``AssertionError`` with every failed check of ``check_env``.
+
+    Call it from a test or under ``if __name__ == "__main__"``: a check imports the module again in another process.
+    """
+    if os.environ.get(IN_CHECK):
+        raise ConfigError(
+            'assert_env was called while its module was imported; put it under if __name__ == "__main__":'
+        )
     failed = [result for result in check_env(env, options, tasks=tasks) if not result.passed]
     if failed:
         raise AssertionError("\n".join(f"{result.name}: {result.message}" for result in failed))

@@ -78,6 +78,8 @@ def find_policy(run_dir: Path, name: str | None, which: Which) -> TrainedPolicy:
 
 def find_checkpoint(run_dir: Path, which: Which) -> Checkpoint:
     """Return the best, or the newest checkpoint that verifies; nothing is changed in the folder."""
+    if which not in ("last", "best"):
+        raise ConfigError(f"checkpoint {which!r}: expected 'last' or 'best'")
     folder = run_dir / "checkpoints"
     paths = [folder / BEST] if which == "best" else sorted(folder.glob("step_*"), reverse=True)
     problems = []
