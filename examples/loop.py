@@ -1,6 +1,6 @@
 """The whole algorithm in one file, on the library's parts: AT-GRPO (arXiv 2510.11062) for a team of two roles.
 
-    python examples/loop.py                    the demo's recipe: warm start, 150 steps, evaluation on unseen maps
+    python examples/loop.py                    the demo's recipe: warm start, reinforcement, evaluation on unseen maps
     python examples/loop.py train.steps=20     any key of the recipe can be set
 
 Everything that makes a run convenient (resume, records, progress, validation) is left out; everything that makes it
