@@ -429,7 +429,7 @@ def test_noise_makes_experts_worse_but_their_answers_stay_well_formed() -> None:
         rates.append(wins / 150)
     assert rates[0] > 0.95
     assert rates[0] > rates[1] > rates[2]
-    assert 0.1 < rates[2] < 0.35  # half of the moves stray, half of the answers stop after each
+    assert rates[2] < 0.1  # every move strays, every answer stops after it
 
 
 def test_answers_are_graded_against_their_own_map() -> None:

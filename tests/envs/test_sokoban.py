@@ -359,7 +359,7 @@ def test_mistakes_are_well_formed_and_make_most_plays_fail() -> None:
         team = ScriptedTeam(noise=1.0, rng=keyed_random(task.id))
         wins += asyncio.run(env.play(task, cast(Team, team))).success
         assert {reward.local for reward in team.rewards} == {0.1}
-    assert 20 <= wins <= 55  # half of the moves stray, half of the answers stop after each
+    assert wins <= 10  # every move strays, every answer stops after it
 
 
 def test_the_scripted_player_is_a_function_of_its_generator() -> None:

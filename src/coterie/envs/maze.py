@@ -155,17 +155,17 @@ def best_moves(board: Board, rng: random.Random, limit: int) -> str:
 def noisy_moves(board: Board, rng: random.Random, noise: float, limit: int) -> str:
     """Return the moves of a player who strays and gives up early.
 
-    With probability ``noise`` / 2 a move is any of the four instead of the best from where it is made; with
-    probability ``noise`` * 2 / 3 the answer stops after a move.
+    With probability ``noise`` a move is any of the four instead of the best from where it is made; with probability
+    ``noise`` the answer stops after a move.
 
     A move into a wall ends the answer: it would end there when executed.
     """
     moves, now = "", board
     while len(moves) < limit and not now.solved:
-        move = rng.choice("UDLR") if rng.random() < noise / 2 else best_moves(now, rng, 1)
+        move = rng.choice("UDLR") if rng.random() < noise else best_moves(now, rng, 1)
         moves += move
         following = now.after(move)
-        if following is None or rng.random() < noise * 2 / 3:
+        if following is None or rng.random() < noise:
             break
         now = following
     return moves

@@ -150,8 +150,8 @@ def answer_moves(
 def noisy_moves(start: Position, now: Position, rng: random.Random, noise: float, limit: int) -> str:
     """Return the moves of a player who strays and gives up early.
 
-    With probability ``noise`` / 2 a move is any of the four instead of the best from where it is made; with
-    probability ``noise`` * 2 / 3 the answer stops after a move.
+    With probability ``noise`` a move is any of the four instead of the best from where it is made; with probability
+    ``noise`` the answer stops after a move.
 
     An illegal move ends the answer: it would end there when executed.
     """
@@ -159,10 +159,10 @@ def noisy_moves(start: Position, now: Position, rng: random.Random, noise: float
         return best_moves(start, now, rng, limit)
     moves = ""
     while len(moves) < limit and not now.solved:
-        move = rng.choice(tuple(MOVES)) if rng.random() < noise / 2 else best_moves(start, now, rng, 1)
+        move = rng.choice(tuple(MOVES)) if rng.random() < noise else best_moves(start, now, rng, 1)
         moves += move
         following = now.after(move)
-        if following is None or rng.random() < noise * 2 / 3:
+        if following is None or rng.random() < noise:
             break
         now = following
     return moves
