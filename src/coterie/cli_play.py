@@ -60,13 +60,14 @@ def evaluate_team(
     if casting:
         usual, usual_episodes = _evaluate(lineup, console, "the team as it is")
         difference = paired_difference(episodes, usual_episodes)
-        console.print(Text(_difference_line(difference, casting.describe())), soft_wrap=True)
+        console.print(Text(difference_line(difference, casting.describe())), soft_wrap=True)
         row |= casting.row() | {
             "usual_success": usual.success,
             "usual_success_ci95": list(usual.ci95),
             "difference": difference.success,
             "difference_ci95": list(difference.ci95),
             "difference_tasks": difference.tasks,
+            "difference_tasks_differing": difference.differing,
         }
     if save is not None:
         try:
@@ -101,10 +102,12 @@ def _evaluate(lineup: Lineup, console: Console, who: str) -> tuple[Score, list[E
     return score, episodes
 
 
-def _difference_line(difference: Difference, who: str) -> str:
+def difference_line(difference: Difference, who: str) -> str:
     """Return the difference of two teams in words, in percentage points."""
     if not difference.tasks:
         return f"{who}: no task was played by both teams, so there is no difference to tell"
+    if not difference.differing:
+        return f"{who}: no task differed from the team as it is, over the same {difference.tasks} tasks"
     low, high = difference.ci95
     return (
         f"{who}: {100.0 * difference.success:+.1f} points against the team as it is, 95% interval "
