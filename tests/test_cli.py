@@ -189,6 +189,17 @@ def test_other_keys_than_the_runs_need_accept_changes_and_some_are_refused(train
     assert (refused.exit_code, "loss.clip_low" in refused.stderr) == (2, True)
 
 
+def test_resuming_a_finished_run_says_so_and_touches_nothing(recipe: Path, trained: Path) -> None:
+    before = contents(trained)
+    for arguments in ((trained, "--resume"), (recipe, "--out", trained, "--resume")):
+        result = coterie("train", *arguments)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert f"{trained} is finished, all 2 steps are made; nothing was changed" in result.stdout
+        assert f"{trained}/summary.json" in result.stdout
+        assert f"coterie train {trained} --resume --accept-changes --set train.steps=4" in result.stdout
+    assert contents(trained) == before
+
+
 def test_resuming_what_is_no_run_and_accepting_changes_of_nothing_are_refused(recipe: Path, tmp_path: Path) -> None:
     absent = coterie("train", recipe, "--out", tmp_path / "none", "--resume")
     assert (absent.exit_code, "holds no run" in absent.stderr) == (2, True)
@@ -224,6 +235,7 @@ def test_a_run_that_fails_ends_with_1_and_a_message(recipe: Path, trained: Path,
     shutil.copytree(trained, run)
     for path in run.glob("checkpoints/step_*/shared/weights.safetensors"):
         path.write_bytes(b"damaged")
+    (run / "summary.json").unlink()
     result = coterie("train", run, "--resume")
     assert (result.exit_code, "CheckpointError" in result.stderr, "Traceback" in result.output) == (1, True, False)
 

@@ -89,11 +89,20 @@ def _train(recipe: Recipe, run_dir: Path) -> None:
 
 def _resume(run_dir: Path, compared: Recipe | None, accept_changes: bool) -> None:
     """Go on with a run."""
-    from coterie.runs import RECIPE, resume
+    from coterie.runs import RECIPE, is_finished, resume
 
     if not (run_dir / RECIPE).is_file():
         raise ConfigError(f"{run_dir} holds no run ({RECIPE} is missing); leave --resume out to start one")
     recipe = compared or read_recipe(run_dir / RECIPE)
+    if is_finished(run_dir, compared):
+        steps = recipe.train.steps
+        for line in (
+            f"{run_dir} is finished, all {steps} steps are made; nothing was changed",
+            f"results:      {run_dir / 'summary.json'}, {run_dir / 'curves.png'}",
+            f"to train on:  coterie train {run_dir} --resume --accept-changes --set train.steps={2 * steps}",
+        ):
+            Console().print(Text(line), soft_wrap=True)
+        return
     _watch(recipe, run_dir, True, lambda listener: resume(run_dir, compared, listener, accept_changes))
 
 
