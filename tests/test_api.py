@@ -76,6 +76,11 @@ def test_what_is_no_run_and_what_has_no_checkpoint_are_refused(tmp_path: Path, r
         coterie.load(tmp_path)
 
 
+def test_a_team_shows_its_env_and_who_plays_what(team: coterie.TrainedTeam) -> None:
+    who = "first: main (version 2), second: other (version 2)"
+    assert repr(team) == f"<TrainedTeam for {team.lineup.recipe.env.name}; {who}>"
+
+
 # ---- playing --------------------------------------------------------------------------------------------------------
 
 

@@ -319,7 +319,11 @@ def test_eval_of_a_recipe_plays_the_untrained_policies(recipe: Path, trained: Pa
     ("arguments", "code", "message"),
     [
         (("RECIPE", "--checkpoint", "best"), 2, "only runs have checkpoints"),
-        (("RUN", "--checkpoint", "best"), 1, "no usable best checkpoint; no validation has been made"),
+        (
+            ("RUN", "--checkpoint", "best"),
+            1,
+            "(eval.every above 0), and none has been made; checkpoints that are there: ['step_0",
+        ),
         (("RUN", "--split", "tset"), 2, "no split 'tset'"),
         (("RUN", "--save", "/no/such/folder/x"), 2, "there is no folder"),
         (("RUN", "--set", "policies.shared.model=tiny:width=32,layers=1,heads=2,positions=64"), 1, "do not fit"),

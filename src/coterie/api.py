@@ -41,6 +41,12 @@ class TrainedTeam:
         """Play with an assembled lineup; ``coterie.load`` makes one from a run."""
         self.lineup = lineup
 
+    def __repr__(self) -> str:
+        """Return the env, and each role with its policy and that policy's version."""
+        policies = self.lineup.policies
+        team = ", ".join(f"{role}: {name} (version {policies[name].version})" for role, name in self.roles.items())
+        return f"<TrainedTeam for {self.lineup.recipe.env.name}; {team}>"
+
     @property
     def roles(self) -> dict[str, str]:
         """Role -> name of the policy that plays it."""

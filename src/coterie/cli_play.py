@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coterie.cli_options import AnyArgument, Checkpoint, Settings, Which, tell
+from coterie.cli_options import AnyArgument, Checkpoint, Settings, Which, find, tell
 from coterie.config import Recipe, read_recipe
 from coterie.errors import ConfigError
-from coterie.shipped import Source, locate
+from coterie.shipped import Source
 
 if TYPE_CHECKING:
     from coterie.evaluate import Difference, Score
@@ -50,7 +50,7 @@ def evaluate_team(
     own = [f"eval.{key}={value}" for key, value in given.items() if value is not None]
     casting = read_casting(swap, frozen, only)
     lineup = lineup_of(
-        locate(source), checkpoint, [*(settings or ()), *own], lambda recipe: with_untrained(recipe, casting)
+        find(source), checkpoint, [*(settings or ()), *own], lambda recipe: with_untrained(recipe, casting)
     )
     console = Console()
     changed = cast(lineup, casting) if casting else lineup
@@ -136,7 +136,7 @@ def play(
 
     if training and temperature is not None:
         raise ConfigError("--temperature goes with --plain: training samples at the recipe's temperature")
-    lineup = lineup_of(locate(source), checkpoint, settings)
+    lineup = lineup_of(find(source), checkpoint, settings)
     table = lineup.recipe.eval
     episode, drawings = play_one(
         lineup,

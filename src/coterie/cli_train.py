@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coterie.cli_options import RUNS, AnyArgument, Out, RecipeArgument, Settings, tell
+from coterie.cli_options import RUNS, AnyArgument, Out, RecipeArgument, Settings, find, tell
 from coterie.config import Recipe, read_recipe
 from coterie.errors import ConfigError
-from coterie.shipped import locate
 
 if TYPE_CHECKING:
     from coterie.train import Listener
@@ -30,7 +29,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe into a new folder, or go on with a run."""
-    source = locate(recipe)
+    source = find(recipe)
     if not resume:
         if accept_changes:
             raise ConfigError("--accept-changes goes with --resume")
@@ -50,7 +49,7 @@ def demo(
     settings: Settings = None,
 ) -> None:
     """Train a small team from nothing in minutes, on this machine's CPU, and show what it learned."""
-    recipe = read_recipe(locate("plan_path-tiny").recipe, [f"seed={seed}", *(settings or ())])
+    recipe = read_recipe(find("plan_path-tiny").recipe, [f"seed={seed}", *(settings or ())])
     run_dir = out or _free_demo()
     console = Console()
     console.print(
@@ -140,7 +139,7 @@ def imitate(recipe: RecipeArgument, settings: Settings = None, out: Out = None) 
     from coterie.models.loading import save
     from coterie.runs import refuse_used
 
-    source = locate(recipe)
+    source = find(recipe)
     folder = out or RUNS / f"{source.name}-imitated"
     refuse_used(folder)
     lineup = assemble(check_env_fits(read_recipe(source.recipe, settings or ())))
