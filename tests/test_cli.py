@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import coterie_command
+from coterie import faults
 from coterie.cli import app
 from coterie.config import read_recipe
 from coterie.lineup import assemble, check_env_fits
@@ -117,6 +119,21 @@ def test_every_command_explains_itself() -> None:
     for name in ("train", "demo", "imitate", "eval", "play", "check", "recipes", "envs", "check-env"):
         result = coterie(name, "--help")
         assert (result.exit_code, name in result.output) == (0, True)
+
+
+def test_an_interrupt_while_the_package_is_imported_or_a_command_runs_is_one_line_and_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("coterie.cli_look.shipped_recipes", interrupted)
+    result = coterie("recipes")
+    assert (result.exit_code, result.stderr) == (130, "stopped by SIGINT\n")
+    monkeypatch.setattr("coterie.cli.main", interrupted)
+    with pytest.raises(SystemExit) as left:
+        coterie_command.main()
+    assert (left.value.code, capsys.readouterr().err) == (130, "stopped by SIGINT\n")
 
 
 # ---- train --------------------------------------------------------------------------------------------------------
@@ -303,6 +320,23 @@ def test_eval_options_do_what_they_say(trained: Path, tmp_path: Path) -> None:
     assert "pass@2" in result.output
     (row,) = jsonl(saved)
     assert (row["split"], row["tasks"], row["plays"], row["temperature"]) == ("validation", 3, 2, 0.0)
+
+
+def test_a_signal_ends_an_evaluation_with_a_line_and_without_a_score(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = faults.fault_point
+
+    def signalled(name: str, step: int) -> None:
+        if name == "rollout-batch":
+            os.kill(os.getpid(), signal.SIGTERM)
+        fault(name, step)
+
+    monkeypatch.setattr("coterie.rollout.fault_point", signalled)
+    result = coterie("eval", trained, "--save", tmp_path / "rows.jsonl")
+    assert result.exit_code == 143
+    assert "stopped by SIGTERM before the evaluation had ended" in result.stderr
+    assert not (tmp_path / "rows.jsonl").exists()
 
 
 def test_eval_of_a_recipe_plays_the_untrained_policies(recipe: Path, trained: Path, tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ class TrainedTeam:
     ) -> list[Episode]:
         """Return one episode per task, in order. Their acts are generated in common batches.
 
-        Tasks must differ; to play one several times, call this with several values of ``index``.
+        A task that the env refuses (ConfigError or EnvError before its first act) has failed at once, all else that
+        fails is tried again. Tasks must differ; to play one several times, call this with several values of ``index``.
         """
         from coterie.rollout import Limits, Play
         from coterie.types import EpisodeKey
@@ -92,7 +93,10 @@ class TrainedTeam:
             temperature=recipe.eval.temperature if temperature is None else temperature,
             # What fails is returned, not raised: the other tasks have been played.
             limits=Limits(
-                retries=recipe.train.retries, deadline_s=recipe.train.episode_deadline_s, max_failed_fraction=1.0
+                retries=recipe.train.retries,
+                deadline_s=recipe.train.episode_deadline_s,
+                max_failed_fraction=1.0,
+                retry_refused=False,
             ),
         )
         plays = [

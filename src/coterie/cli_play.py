@@ -81,18 +81,24 @@ def _evaluate(lineup: Lineup, console: Console, who: str) -> tuple[Score, list[E
     """Play, and print the table; ``who`` plays is in its title."""
     from coterie.display import score_table
     from coterie.evaluate import evaluate
+    from coterie.runs import StopRequestedError, stop_signals
 
     table = lineup.recipe.eval
-    with console.status(f"{table.final_tasks} tasks of {table.final_split}, {table.plays} plays each"):
-        score, episodes = evaluate(
-            lineup,
-            split=table.final_split,
-            tasks=table.final_tasks,
-            plays=table.plays,
-            temperature=table.temperature,
-            event=tell,
-            before_batch=lambda: None,
-        )
+    shown = f"{table.final_tasks} tasks of {table.final_split}, {table.plays} plays each"
+    try:
+        with console.status(shown), stop_signals() as signals:
+            score, episodes = evaluate(
+                lineup,
+                split=table.final_split,
+                tasks=table.final_tasks,
+                plays=table.plays,
+                temperature=table.temperature,
+                event=tell,
+                before_batch=signals.check,
+            )
+    except StopRequestedError as stop:
+        typer.echo(f"stopped by {stop} before the evaluation had ended: there is no score, nothing was saved", err=True)
+        raise typer.Exit(stop.exit_code) from None
     how = "greedy" if score.temperature == 0.0 else f"temperature {score.temperature:g}"
     title = f"Plain play on {score.split}, {score.plays} plays per task, {how}"
     console.print(score_table(score.row(), f"{title}: {who}" if who else title))
