@@ -274,6 +274,17 @@ def test_ctrl_c_ends_with_130_and_leaves_a_run_that_goes_on(recipe: Path, tmp_pa
     assert (run / f"checkpoints/step_{done:08d}").is_dir()
 
 
+def test_a_module_beside_the_recipe_can_be_its_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_env.py").write_text(
+        "from coterie.envs.plan_path import PlanPath\n\nclass Beside(PlanPath):\n    pass\n"
+    )
+    path = tmp_path / "beside.toml"
+    path.write_text(MINUTE.replace('"plan_path"', '"beside_env:Beside"'))
+    result = coterie("check", path)
+    assert (result.exit_code, "is a recipe that can be trained" in result.stdout) == (0, True), result.output
+
+
 # ---- demo ---------------------------------------------------------------------------------------------------------
 
 
