@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.errors import CheckpointError, ConfigError
+from coterie.env import Team
+from coterie.errors import CheckpointError, ConfigError, EnvError
 from coterie.evaluate import evaluate
 from coterie.runs import open_run, start
-from coterie.types import Task
+from coterie.types import Outcome, Task
 from learning_toys import PER_ROLE, Letters, quiet, toy_recipe
 
 NAMES = [
@@ -74,6 +75,11 @@ def test_what_is_no_run_and_what_has_no_checkpoint_are_refused(tmp_path: Path, r
     (tmp_path / "recipe.json").write_bytes((run_dir / "recipe.json").read_bytes())
     with pytest.raises(CheckpointError, match="no usable last checkpoint"):
         coterie.load(tmp_path)
+
+
+def test_a_team_shows_its_env_and_who_plays_what(team: coterie.TrainedTeam) -> None:
+    who = "first: main (version 2), second: other (version 2)"
+    assert repr(team) == f"<TrainedTeam for {team.lineup.recipe.env.name}; {who}>"
 
 
 # ---- playing --------------------------------------------------------------------------------------------------------
@@ -148,6 +154,24 @@ def test_a_greedy_team_plays_as_the_evaluation_of_its_run_does(team: coterie.Tra
     )
     own = asyncio.run(team.play_all([episode.task for episode in episodes], temperature=0.0))
     assert [e.outcome for e in own] == [e.outcome for e in episodes]
+
+
+def test_a_task_that_the_env_refuses_is_not_tried_again_and_is_named(
+    team: coterie.TrainedTeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Letters.play
+
+    async def strict(self: Letters, task: Task, team: Team) -> Outcome:
+        if "letter" not in task.data:
+            raise EnvError(f"task {task.id}: no letter")
+        return await play(self, task, team)
+
+    monkeypatch.setattr(Letters, "play", strict)
+    bad, fine = asyncio.run(team.play_all([{"no": "letter"}, {"letter": "a", "number": 0}]))
+    assert bad.failure is not None
+    assert (bad.attempts, bad.failure.message) == (1, f"task {bad.task.id}: no letter")
+    assert f"play of task {bad.task.id!r}" in bad.failure.where
+    assert fine.outcome is not None
 
 
 def test_a_task_that_cannot_be_played_is_an_episode_with_a_failure(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from coterie.casting import Casting, cast, read_casting, with_untrained
 from coterie.cli import app
+from coterie.cli_play import difference_line
 from coterie.env import Team
 from coterie.errors import ConfigError
 from coterie.evaluate import paired_difference
@@ -194,7 +195,7 @@ def test_the_difference_is_paired_by_task() -> None:
     here = [episode("a", 0, True), episode("a", 1, True), episode("b", 0, False), episode("c", 0, True)]
     there = [episode("a", 0, True), episode("a", 1, False), episode("b", 0, True), episode("d", 0, True)]
     difference = paired_difference(here, there)
-    assert (difference.tasks, difference.success) == (2, -0.25)
+    assert (difference.tasks, difference.differing, difference.success) == (2, 2, -0.25)
     assert difference.ci95 == (-1.0, 0.5)
 
 
@@ -203,6 +204,23 @@ def test_a_constant_difference_has_no_width_however_hard_the_tasks_are() -> None
     here = [episode(f"{task}", index, index < 1 + task % 2) for task in range(10) for index in (0, 1)]
     there = [episode(f"{task}", index, index < task % 2) for task in range(10) for index in (0, 1)]
     assert paired_difference(here, there).ci95 == (0.5, 0.5)
+
+
+def test_teams_that_solve_the_same_tasks_differ_in_none_and_the_line_says_so() -> None:
+    plays = [episode("a", 0, True), episode("b", 0, False)]
+    difference = paired_difference(plays, plays)
+    assert (difference.tasks, difference.differing, difference.success) == (2, 0, 0.0)
+    assert difference_line(difference, "swapped") == (
+        "swapped: no task differed from the team as it is, over the same 2 tasks"
+    )
+
+
+def test_the_line_of_a_difference_gives_points_and_the_interval() -> None:
+    plays = [episode("a", 0, True), episode("b", 0, True)]
+    others = [episode("a", 0, False), episode("b", 0, False)]
+    assert difference_line(paired_difference(plays, others), "swapped") == (
+        "swapped: +100.0 points against the team as it is, 95% interval [+100.0, +100.0], over the same 2 tasks"
+    )
 
 
 def test_failed_plays_and_no_common_task_make_no_difference() -> None:
@@ -221,7 +239,7 @@ def test_eval_prints_both_tables_and_the_difference_and_saves_them(run_dir: Path
     assert f"greedy: {who}" not in result.output
     assert f"temperature 1: {who}" in result.output
     assert "temperature 1: the team as it is" in result.output
-    assert "points against the team as it is, 95% interval [" in result.output
+    assert "over the same 5 tasks" in result.output
     row = json.loads(saved.read_text())
     assert (row["tasks"], row["difference_tasks"], row["swap"]["first"]) == (5, 5, "second")
     assert row["difference"] == pytest.approx(row["success"] - row["usual_success"])

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import coterie_command
+from coterie import faults
 from coterie.cli import app
 from coterie.config import read_recipe
 from coterie.lineup import assemble, check_env_fits
@@ -119,6 +121,21 @@ def test_every_command_explains_itself() -> None:
         assert (result.exit_code, name in result.output) == (0, True)
 
 
+def test_an_interrupt_while_the_package_is_imported_or_a_command_runs_is_one_line_and_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("coterie.cli_look.shipped_recipes", interrupted)
+    result = coterie("recipes")
+    assert (result.exit_code, result.stderr) == (130, "stopped by SIGINT\n")
+    monkeypatch.setattr("coterie.cli.main", interrupted)
+    with pytest.raises(SystemExit) as left:
+        coterie_command.main()
+    assert (left.value.code, capsys.readouterr().err) == (130, "stopped by SIGINT\n")
+
+
 # ---- train --------------------------------------------------------------------------------------------------------
 
 
@@ -189,6 +206,17 @@ def test_other_keys_than_the_runs_need_accept_changes_and_some_are_refused(train
     assert (refused.exit_code, "loss.clip_low" in refused.stderr) == (2, True)
 
 
+def test_resuming_a_finished_run_says_so_and_touches_nothing(recipe: Path, trained: Path) -> None:
+    before = contents(trained)
+    for arguments in ((trained, "--resume"), (recipe, "--out", trained, "--resume")):
+        result = coterie("train", *arguments)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert f"{trained} is finished, all 2 steps are made; nothing was changed" in result.stdout
+        assert f"{trained}/summary.json" in result.stdout
+        assert f"coterie train {trained} --resume --accept-changes --set train.steps=4" in result.stdout
+    assert contents(trained) == before
+
+
 def test_resuming_what_is_no_run_and_accepting_changes_of_nothing_are_refused(recipe: Path, tmp_path: Path) -> None:
     absent = coterie("train", recipe, "--out", tmp_path / "none", "--resume")
     assert (absent.exit_code, "holds no run" in absent.stderr) == (2, True)
@@ -224,6 +252,7 @@ def test_a_run_that_fails_ends_with_1_and_a_message(recipe: Path, trained: Path,
     shutil.copytree(trained, run)
     for path in run.glob("checkpoints/step_*/shared/weights.safetensors"):
         path.write_bytes(b"damaged")
+    (run / "summary.json").unlink()
     result = coterie("train", run, "--resume")
     assert (result.exit_code, "CheckpointError" in result.stderr, "Traceback" in result.output) == (1, True, False)
 
@@ -243,6 +272,17 @@ def test_ctrl_c_ends_with_130_and_leaves_a_run_that_goes_on(recipe: Path, tmp_pa
     assert f"coterie train {run} --resume" in errors
     done = len(jsonl(run / "metrics.jsonl"))
     assert (run / f"checkpoints/step_{done:08d}").is_dir()
+
+
+def test_a_module_beside_the_recipe_can_be_its_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_env.py").write_text(
+        "from coterie.envs.plan_path import PlanPath\n\nclass Beside(PlanPath):\n    pass\n"
+    )
+    path = tmp_path / "beside.toml"
+    path.write_text(MINUTE.replace('"plan_path"', '"beside_env:Beside"'))
+    result = coterie("check", path)
+    assert (result.exit_code, "is a recipe that can be trained" in result.stdout) == (0, True), result.output
 
 
 # ---- demo ---------------------------------------------------------------------------------------------------------
@@ -293,6 +333,23 @@ def test_eval_options_do_what_they_say(trained: Path, tmp_path: Path) -> None:
     assert (row["split"], row["tasks"], row["plays"], row["temperature"]) == ("validation", 3, 2, 0.0)
 
 
+def test_a_signal_ends_an_evaluation_with_a_line_and_without_a_score(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = faults.fault_point
+
+    def signalled(name: str, step: int) -> None:
+        if name == "rollout-batch":
+            os.kill(os.getpid(), signal.SIGTERM)
+        fault(name, step)
+
+    monkeypatch.setattr("coterie.rollout.fault_point", signalled)
+    result = coterie("eval", trained, "--save", tmp_path / "rows.jsonl")
+    assert result.exit_code == 143
+    assert "stopped by SIGTERM before the evaluation had ended" in result.stderr
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
 def test_eval_of_a_recipe_plays_the_untrained_policies(recipe: Path, trained: Path, tmp_path: Path) -> None:
     """The minute recipe without its warm start: what a fresh tiny model does."""
     saved = tmp_path / "rows.jsonl"
@@ -307,7 +364,11 @@ def test_eval_of_a_recipe_plays_the_untrained_policies(recipe: Path, trained: Pa
     ("arguments", "code", "message"),
     [
         (("RECIPE", "--checkpoint", "best"), 2, "only runs have checkpoints"),
-        (("RUN", "--checkpoint", "best"), 1, "no usable best checkpoint; no validation has been made"),
+        (
+            ("RUN", "--checkpoint", "best"),
+            1,
+            "(eval.every above 0), and none has been made; checkpoints that are there: ['step_0",
+        ),
         (("RUN", "--split", "tset"), 2, "no split 'tset'"),
         (("RUN", "--save", "/no/such/folder/x"), 2, "there is no folder"),
         (("RUN", "--set", "policies.shared.model=tiny:width=32,layers=1,heads=2,positions=64"), 1, "do not fit"),

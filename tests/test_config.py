@@ -120,7 +120,10 @@ def test_a_value_out_of_range_is_refused_with_its_key(settings: list[str], place
     ("settings", "message"),
     [
         (["team.tool=mian"], r"team.tool = 'mian': there is no such policy; known are \['main'\]; did you mean 'main'"),
-        (["policies.spare.model=tiny"], "policies.spare: no role uses this policy; remove it or name it in"),
+        (
+            ["policies.spare.model=tiny"],
+            "no role uses this policy; name it in .* or remove it: --set policies.spare=null",
+        ),
         (["sampling.roles.coder.max_tokens=3"], r"sampling.roles.coder: no such role in \[team\]"),
         (["sampling.num_candidates=1"], "a baseline needs at least 2 candidates.*Set it to 2 or more"),
         (["loss.aggregation=constant"], "loss.constant goes with loss.aggregation"),
@@ -206,6 +209,15 @@ def test_settings_are_toml_values_or_else_plain_strings() -> None:
     assert (recipe.sampling.stop, recipe.description, recipe.trackers) == (("</a>", "x=y"), "a b", ())
     assert recipe.policies["main"].template == "plain"
     assert recipe.sampling.roles["tool"].max_tokens == 9
+
+
+def test_null_removes_a_key_or_a_table_and_there_must_be_one() -> None:
+    raw = {"policies": {"old": {"model": "tiny"}}, "imitate": {"steps": 3, "lr": 0.1}}
+    settings = ["policies.new.model=tiny", "policies.old=null", "imitate.lr=null"]
+    assert override(raw, settings) == {"policies": {"new": {"model": "tiny"}}, "imitate": {"steps": 3}}
+    assert override(raw, ["imitate=null"]) == {"policies": {"old": {"model": "tiny"}}}
+    with pytest.raises(ConfigError, match=r"policies.odl=null'*: there is no such key to remove; here are \['old'\]"):
+        override(raw, ["policies.odl=null"])
 
 
 def test_overriding_changes_nothing_but_its_copy() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 
 from coterie.env import Env, env_class, make_env
@@ -26,6 +29,26 @@ def test_an_env_is_found_by_its_name_or_by_module_and_class(name: str) -> None:
 def test_a_name_of_no_env_is_refused_with_what_there_is(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         env_class(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\nimport no_such_thing\n", "raised ModuleNotFoundError: No module named 'no_such_thing' (PATH, line 2)"),
+        ("\n\ndef play(:\n", "raised SyntaxError: invalid syntax (broken_env.py, line 3) (PATH, line 3)"),
+        ("raise ValueError('five')\n", "raised ValueError: five (PATH, line 1)"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line_with_the_place(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "broken_env.py"
+    path.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    with pytest.raises(ConfigError) as raised:
+        env_class("broken_env:Env")
+    assert str(raised.value) == (f"env 'broken_env:Env': importing 'broken_env' {message.replace('PATH', str(path))}")
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])

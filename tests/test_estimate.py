@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 import pytest
+from rich.console import Console
 
 from coterie.config import Recipe, parse_recipe
 from coterie.errors import TrainError
-from coterie.estimate import policy_memory, readable_bytes, role_loads, team_memory
+from coterie.estimate import (
+    load_table,
+    memory_table,
+    policy_memory,
+    readable_bytes,
+    recipe_table,
+    role_loads,
+    team_memory,
+)
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.types import Json
 
@@ -145,3 +155,30 @@ def test_checkpointed_layers_keep_one_value_each_and_one_layer_is_computed_at_a_
 )
 def test_bytes_are_readable(count: int, text: str) -> None:
     assert readable_bytes(count) == text
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_no_key_and_no_number_is_broken_into_two_lines(width: int) -> None:
+    settings = (
+        ("policies", "p", {"model": MODEL, "optimizer": {"weight_decay": 0.125}}),
+        ("train", "steps", 123456789),
+    )
+    written, console = recipe(*settings), Console(width=width, record=True, file=io.StringIO())
+    team = lineup(*settings)
+    console.print(recipe_table(written, team.recipe), crop=False)
+    console.print(load_table(role_loads(team), team.recipe), crop=False)
+    console.print(memory_table([policy_memory(team, name) for name in ("p", "f")]), crop=False)
+    words = console.export_text().split()
+    for word in ("policies.p.gradient_checkpointing", "policies.p.optimizer.weight_decay", "0.125", "123456789"):
+        assert word in words
+    assert all(f"{policy_memory(team, name).parameters:,}" in words for name in ("p", "f"))
+
+
+def test_at_80_columns_descriptions_are_wrapped_and_nothing_is_wider() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    raw = recipe().model_dump(mode="json", by_alias=True, exclude_unset=True)
+    written = parse_recipe({**raw, "description": "many words " * 20}, "test")
+    console.print(recipe_table(written, written), crop=False)
+    lines = console.export_text().splitlines()
+    assert {len(line) for line in lines} == {80}
+    assert sum("words" in line for line in lines) > 3

@@ -9,7 +9,7 @@ from itertools import combinations
 
 import pytest
 
-from coterie.evaluate import bootstrap_ci95, evaluate, pass_at_k, score_episodes
+from coterie.evaluate import bootstrap_ci95, evaluate, pass_at_k, score_episodes, wilson_ci95
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.types import Episode, EpisodeKey, Failure, Outcome, StopReason, Task, Turn
 from learning_toys import PER_ROLE, toy_recipe
@@ -112,12 +112,34 @@ def test_the_interval_covers_the_normal_one_and_shrinks_with_the_number_of_tasks
     assert bootstrap_ci95([1.0, 0.0] * 100) == (low, high)
 
 
+def test_none_or_all_of_a_few_tasks_leave_room_for_doubt_in_wilsons_interval() -> None:
+    """z^2 = 3.8415. 0 of 10: up to z^2 / (10 + z^2) = 0.2775. 1 of 4: (0.25 + 0.4802 +- 0.6360) / 1.9604."""
+    assert wilson_ci95(0, 10) == (0.0, pytest.approx(0.2775, abs=1e-4))
+    assert wilson_ci95(10, 10) == (pytest.approx(0.7225, abs=1e-4), 1.0)
+    assert wilson_ci95(1, 4) == (pytest.approx(0.0456, abs=1e-4), pytest.approx(0.6994, abs=1e-4))
+
+
+def test_one_play_per_task_has_wilsons_interval_and_several_have_the_bootstrap() -> None:
+    once = [episode("a", 0, False, size="5"), episode("b", 0, False, size="6")]
+    score = score_episodes(once, split="test", plays=1, temperature=1.0)
+    assert score.ci95 == wilson_ci95(0, 2)
+    assert score.label_ci95["size=6"] == wilson_ci95(0, 1)
+    twice = [episode("a", 0, True), episode("a", 1, False), episode("b", 0, True), episode("b", 1, True)]
+    assert score_episodes(twice, split="test", plays=2, temperature=1.0).ci95 == bootstrap_ci95([0.5, 1.0])
+
+
+def by_wilson(solved: Sequence[float]) -> tuple[float, float]:
+    return wilson_ci95(round(sum(solved)), len(solved))
+
+
 def test_the_interval_covers_the_truth_about_95_times_in_100() -> None:
-    rng, inside = random.Random(0), 0
+    rng, inside = random.Random(0), {bootstrap_ci95: 0, by_wilson: 0}
     for _ in range(40):
-        low, high = bootstrap_ci95([float(rng.random() < 0.3) for _ in range(60)])
-        inside += low <= 0.3 <= high
-    assert 33 <= inside <= 40
+        solved = [float(rng.random() < 0.3) for _ in range(60)]
+        for interval in inside:
+            low, high = interval(solved)
+            inside[interval] += low <= 0.3 <= high
+    assert all(33 <= count <= 40 for count in inside.values())
 
 
 # ---- playing ----------------------------------------------------------------------------------------------------

@@ -15,9 +15,11 @@ METRICS: list[dict[str, Json]] = [
     {"step": 1, "success_selected": None, "reward/tool": 0.75, "reward/walker": 0.1},
 ]
 EVALS: list[dict[str, Json]] = [
-    {"step": 0, "success": 0.1, "success_ci95": [0.05, 0.2], "name": "validation"},
-    {"step": 2, "success": 0.4, "success_ci95": [0.3, 0.5], "name": "validation"},
-    {"step": 2, "success": 0.0, "success_ci95": [None, None], "name": "swapped"},
+    {"step": 0, "success": 0.1, "success_ci95": [0.05, 0.2], "name": "before", "temperature": 1.0},
+    {"step": 0, "success": 0.0, "success_ci95": [None, None], "name": "before_greedy", "temperature": 0.0},
+    {"step": 1, "success": 0.3, "success_ci95": [0.2, 0.4], "name": "validation", "temperature": 1.0},
+    {"step": 2, "success": 0.4, "success_ci95": [0.3, 0.5], "name": "after", "temperature": 1.0},
+    {"step": 2, "success": 0.5, "success_ci95": [0.4, 0.6], "name": "after_greedy", "temperature": 0.0},
 ]
 
 
@@ -27,14 +29,22 @@ def write(run_dir: Path, num_metrics: int, num_evals: int) -> None:
     (run_dir / "timings.jsonl").write_text('{"step": 0, "time_s": 30.0}\n{"step": 1, "time_s": 90.0}\n')
 
 
-def test_curves_leave_out_missing_values_and_keep_evaluations_apart() -> None:
+def test_plain_play_is_one_line_per_temperature_from_before_to_after() -> None:
     assert success_curves(METRICS, EVALS) == [
-        Curve("training (selected path)", ((1, 0.25),)),
-        Curve("validation", ((0, 0.1), (2, 0.4)), ((0.05, 0.2), (0.3, 0.5))),
-        Curve("swapped", ((2, 0.0),)),
+        Curve("training (selected path)", ((1, 0.25),), 0),
+        Curve("plain play, temperature 1", ((0, 0.1), (1, 0.3), (2, 0.4)), 2, ((0.05, 0.2), (0.2, 0.4), (0.3, 0.5))),
+        Curve("plain play, greedy", ((0, 0.0), (2, 0.5)), 1),
     ]
-    assert reward_curves(METRICS) == [Curve("tool", ((1, 0.5), (2, 0.75))), Curve("walker", ((2, 0.1),))]
-    assert success_curves([], [{"step": 3, "success": 1}]) == [Curve("evaluation", ((3, 1.0),))]
+
+
+def test_a_temperature_has_the_same_colour_whatever_else_is_drawn() -> None:
+    assert [curve.colour for curve in success_curves([], EVALS)] == [2, 1]
+    assert [curve.colour for curve in success_curves([], [EVALS[0]])] == [2]
+
+
+def test_curves_leave_out_missing_values() -> None:
+    assert reward_curves(METRICS) == [Curve("tool", ((1, 0.5), (2, 0.75)), 3), Curve("walker", ((2, 0.1),), 4)]
+    assert success_curves([], [{"step": 3, "success": 1}]) == [Curve("plain play", ((3, 1.0),), 2)]
     assert success_curves([], []) == []
 
 
@@ -44,7 +54,7 @@ def test_a_number_of_steps_is_placed_at_the_last_time_noted_by_then_and_the_star
     assert minutes_at([], 4) == 0.0
 
 
-@pytest.mark.parametrize(("num_metrics", "num_evals"), [(0, 0), (1, 0), (0, 1), (2, 3)])
+@pytest.mark.parametrize(("num_metrics", "num_evals"), [(0, 0), (1, 0), (0, 1), (2, 5)])
 def test_the_picture_is_drawn_with_no_row_one_row_and_several(tmp_path: Path, num_metrics: int, num_evals: int) -> None:
     write(tmp_path, num_metrics, num_evals)
     path = draw_curves(tmp_path)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from coterie import contract
 from coterie.contract import CHECKS
 from coterie.engines import Request, Sampling
 from coterie.engines.scripted import ScriptedEngine
@@ -343,6 +344,7 @@ def test_all_findings_are_reported_together() -> None:
 
 
 HASHED = """
+from coterie import contract
 from coterie.env import Env
 from coterie.types import Outcome, Task
 
@@ -493,3 +495,17 @@ def test_a_module_that_checks_itself_when_imported_is_told_so_and_starts_no_more
     )
     assert run.returncode != 0
     assert "assert_env was called while its module was imported" in run.stderr
+
+
+def test_a_process_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child starts a grandchild that holds the pipes too, writes its id, and both sleep."""
+    monkeypatch.setattr(contract, "_PROCESS_DEADLINE_S", 3.0)
+    grandchild = "import time; time.sleep(600)"
+    started = "import pathlib, subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', sys.argv[2]]); "
+    hang = started + "pathlib.Path(sys.argv[1]).write_text(str(p.pid)); time.sleep(600)"
+    with pytest.raises(AssertionError, match="did not make the tasks within 3 s"):
+        contract._run([sys.executable, "-c", hang, str(tmp_path / "pid"), grandchild], os.environ)
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"

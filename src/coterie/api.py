@@ -41,6 +41,12 @@ class TrainedTeam:
         """Play with an assembled lineup; ``coterie.load`` makes one from a run."""
         self.lineup = lineup
 
+    def __repr__(self) -> str:
+        """Return the env, and each role with its policy and that policy's version."""
+        policies = self.lineup.policies
+        team = ", ".join(f"{role}: {name} (version {policies[name].version})" for role, name in self.roles.items())
+        return f"<TrainedTeam for {self.lineup.recipe.env.name}; {team}>"
+
     @property
     def roles(self) -> dict[str, str]:
         """Role -> name of the policy that plays it."""
@@ -73,7 +79,8 @@ class TrainedTeam:
     ) -> list[Episode]:
         """Return one episode per task, in order. Their acts are generated in common batches.
 
-        Tasks must differ; to play one several times, call this with several values of ``index``.
+        A task that the env refuses (ConfigError or EnvError before its first act) has failed at once, all else that
+        fails is tried again. Tasks must differ; to play one several times, call this with several values of ``index``.
         """
         from coterie.rollout import Limits, Play
         from coterie.types import EpisodeKey
@@ -86,7 +93,10 @@ class TrainedTeam:
             temperature=recipe.eval.temperature if temperature is None else temperature,
             # What fails is returned, not raised: the other tasks have been played.
             limits=Limits(
-                retries=recipe.train.retries, deadline_s=recipe.train.episode_deadline_s, max_failed_fraction=1.0
+                retries=recipe.train.retries,
+                deadline_s=recipe.train.episode_deadline_s,
+                max_failed_fraction=1.0,
+                retry_refused=False,
             ),
         )
         plays = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -34,6 +35,9 @@ class _Commands(TyperGroup):
         except CoterieError as error:
             typer.echo(f"{type(error).__name__}: {error}", err=True)
             raise typer.Exit(1) from error
+        except KeyboardInterrupt:
+            typer.echo("stopped by SIGINT", err=True)
+            raise typer.Exit(128 + signal.SIGINT) from None
 
 
 app = typer.Typer(

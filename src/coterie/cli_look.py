@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.cli_options import AnyArgument, Settings
+from coterie.cli_options import AnyArgument, Settings, find
 from coterie.config import read_recipe
-from coterie.shipped import description_of, locate, shipped_recipes
+from coterie.shipped import description_of, shipped_recipes
 
 
 def check(recipe: AnyArgument, settings: Settings = None) -> None:
@@ -20,16 +20,19 @@ def check(recipe: AnyArgument, settings: Settings = None) -> None:
     from coterie.lineup import assemble, check_env_fits
     from coterie.trackers import check_trackers
 
-    source = locate(recipe)
+    source = find(recipe)
     written = read_recipe(source.recipe, settings or ())
     resolved = check_env_fits(written)
     check_trackers(resolved.trackers)
     lineup = assemble(resolved)
     loads = role_loads(lineup)
     console = Console()
-    console.print(recipe_table(written, resolved))
-    console.print(load_table(loads, resolved))
-    console.print(memory_table([policy_memory(lineup, name) for name in resolved.policies]))
+    for table in (
+        recipe_table(written, resolved),
+        load_table(loads, resolved),
+        memory_table([policy_memory(lineup, name) for name in resolved.policies]),
+    ):
+        console.print(table, crop=False)  # what is too wide for the terminal is wrapped by it, and not lost
     console.print(Text(f"{source.recipe} is a recipe that can be trained"), soft_wrap=True)
 
 

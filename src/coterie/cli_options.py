@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from coterie.shipped import Source, locate
 
 RUNS = Path("runs")
 """Where runs go that are not told where."""
@@ -29,6 +32,15 @@ Settings = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(help="The folder to write to; new or empty.")]
 Checkpoint = Annotated[Which | None, typer.Option(help="Of a RUN: which checkpoint (default: last).")]
+
+
+def find(text: str) -> Source:
+    """Return what RECIPE or RUN stands for; the modules beside a recipe file can then be named as its env."""
+    source = locate(text)
+    folder = str(source.recipe.resolve().parent)
+    if source.run_dir is None and folder not in sys.path:
+        sys.path.append(folder)
+    return source
 
 
 def tell(kind: str, fields: Mapping[str, str | int]) -> None:

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coterie.cli_options import AnyArgument, Checkpoint, Settings, Which, tell
+from coterie.cli_options import AnyArgument, Checkpoint, Settings, Which, find, tell
 from coterie.config import Recipe, read_recipe
 from coterie.errors import ConfigError
-from coterie.shipped import Source, locate
+from coterie.shipped import Source
 
 if TYPE_CHECKING:
     from coterie.evaluate import Difference, Score
@@ -50,7 +50,7 @@ def evaluate_team(
     own = [f"eval.{key}={value}" for key, value in given.items() if value is not None]
     casting = read_casting(swap, frozen, only)
     lineup = lineup_of(
-        locate(source), checkpoint, [*(settings or ()), *own], lambda recipe: with_untrained(recipe, casting)
+        find(source), checkpoint, [*(settings or ()), *own], lambda recipe: with_untrained(recipe, casting)
     )
     console = Console()
     changed = cast(lineup, casting) if casting else lineup
@@ -60,13 +60,14 @@ def evaluate_team(
     if casting:
         usual, usual_episodes = _evaluate(lineup, console, "the team as it is")
         difference = paired_difference(episodes, usual_episodes)
-        console.print(Text(_difference_line(difference, casting.describe())), soft_wrap=True)
+        console.print(Text(difference_line(difference, casting.describe())), soft_wrap=True)
         row |= casting.row() | {
             "usual_success": usual.success,
             "usual_success_ci95": list(usual.ci95),
             "difference": difference.success,
             "difference_ci95": list(difference.ci95),
             "difference_tasks": difference.tasks,
+            "difference_tasks_differing": difference.differing,
         }
     if save is not None:
         try:
@@ -80,18 +81,24 @@ def _evaluate(lineup: Lineup, console: Console, who: str) -> tuple[Score, list[E
     """Play, and print the table; ``who`` plays is in its title."""
     from coterie.display import score_table
     from coterie.evaluate import evaluate
+    from coterie.runs import StopRequestedError, stop_signals
 
     table = lineup.recipe.eval
-    with console.status(f"{table.final_tasks} tasks of {table.final_split}, {table.plays} plays each"):
-        score, episodes = evaluate(
-            lineup,
-            split=table.final_split,
-            tasks=table.final_tasks,
-            plays=table.plays,
-            temperature=table.temperature,
-            event=tell,
-            before_batch=lambda: None,
-        )
+    shown = f"{table.final_tasks} tasks of {table.final_split}, {table.plays} plays each"
+    try:
+        with console.status(shown), stop_signals() as signals:
+            score, episodes = evaluate(
+                lineup,
+                split=table.final_split,
+                tasks=table.final_tasks,
+                plays=table.plays,
+                temperature=table.temperature,
+                event=tell,
+                before_batch=signals.check,
+            )
+    except StopRequestedError as stop:
+        typer.echo(f"stopped by {stop} before the evaluation had ended: there is no score, nothing was saved", err=True)
+        raise typer.Exit(stop.exit_code) from None
     how = "greedy" if score.temperature == 0.0 else f"temperature {score.temperature:g}"
     title = f"Plain play on {score.split}, {score.plays} plays per task, {how}"
     console.print(score_table(score.row(), f"{title}: {who}" if who else title))
@@ -101,10 +108,12 @@ def _evaluate(lineup: Lineup, console: Console, who: str) -> tuple[Score, list[E
     return score, episodes
 
 
-def _difference_line(difference: Difference, who: str) -> str:
+def difference_line(difference: Difference, who: str) -> str:
     """Return the difference of two teams in words, in percentage points."""
     if not difference.tasks:
         return f"{who}: no task was played by both teams, so there is no difference to tell"
+    if not difference.differing:
+        return f"{who}: no task differed from the team as it is, over the same {difference.tasks} tasks"
     low, high = difference.ci95
     return (
         f"{who}: {100.0 * difference.success:+.1f} points against the team as it is, 95% interval "
@@ -133,7 +142,7 @@ def play(
 
     if training and temperature is not None:
         raise ConfigError("--temperature goes with --plain: training samples at the recipe's temperature")
-    lineup = lineup_of(locate(source), checkpoint, settings)
+    lineup = lineup_of(find(source), checkpoint, settings)
     table = lineup.recipe.eval
     episode, drawings = play_one(
         lineup,

@@ -9,10 +9,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coterie.cli_options import AnyArgument, Checkpoint, Settings, Which
+from coterie.cli_options import AnyArgument, Checkpoint, Settings, Which, find
 from coterie.cli_play import lineup_of
 from coterie.errors import ConfigError
-from coterie.shipped import locate
 
 
 def export(
@@ -25,7 +24,7 @@ def export(
     from coterie.export import check_free, export_policy
     from coterie.trained import find_policy
 
-    source = locate(run)
+    source = find(run)
     if source.run_dir is None:
         raise ConfigError(f"{run} is a recipe: only the policies of a run can be exported")
     check_free(to)
@@ -42,7 +41,7 @@ def doctor(source: AnyArgument, checkpoint: Checkpoint = None, settings: Setting
 
     console = Console()
     with console.status("loading the models, playing two tasks, taking a step and taking it back"):
-        lineup = lineup_of(locate(source), checkpoint, settings)
+        lineup = lineup_of(find(source), checkpoint, settings)
         findings = examine(lineup, available_memory())
     marks = {Verdict.OK: "ok  ", Verdict.WARNING: "warn", Verdict.FAIL: "FAIL"}
     for finding in findings:

@@ -10,10 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from coterie.cli_options import RUNS, AnyArgument, Out, RecipeArgument, Settings, tell
+from coterie.cli_options import RUNS, AnyArgument, Out, RecipeArgument, Settings, find, tell
 from coterie.config import Recipe, read_recipe
 from coterie.errors import ConfigError
-from coterie.shipped import locate
 
 if TYPE_CHECKING:
     from coterie.train import Listener
@@ -30,7 +29,7 @@ def train(
     ] = False,
 ) -> None:
     """Train a recipe into a new folder, or go on with a run."""
-    source = locate(recipe)
+    source = find(recipe)
     if not resume:
         if accept_changes:
             raise ConfigError("--accept-changes goes with --resume")
@@ -50,7 +49,7 @@ def demo(
     settings: Settings = None,
 ) -> None:
     """Train a small team from nothing in minutes, on this machine's CPU, and show what it learned."""
-    recipe = read_recipe(locate("plan_path-tiny").recipe, [f"seed={seed}", *(settings or ())])
+    recipe = read_recipe(find("plan_path-tiny").recipe, [f"seed={seed}", *(settings or ())])
     run_dir = out or _free_demo()
     console = Console()
     console.print(
@@ -89,11 +88,20 @@ def _train(recipe: Recipe, run_dir: Path) -> None:
 
 def _resume(run_dir: Path, compared: Recipe | None, accept_changes: bool) -> None:
     """Go on with a run."""
-    from coterie.runs import RECIPE, resume
+    from coterie.runs import RECIPE, is_finished, resume
 
     if not (run_dir / RECIPE).is_file():
         raise ConfigError(f"{run_dir} holds no run ({RECIPE} is missing); leave --resume out to start one")
     recipe = compared or read_recipe(run_dir / RECIPE)
+    if is_finished(run_dir, compared):
+        steps = recipe.train.steps
+        for line in (
+            f"{run_dir} is finished, all {steps} steps are made; nothing was changed",
+            f"results:      {run_dir / 'summary.json'}, {run_dir / 'curves.png'}",
+            f"to train on:  coterie train {run_dir} --resume --accept-changes --set train.steps={2 * steps}",
+        ):
+            Console().print(Text(line), soft_wrap=True)
+        return
     _watch(recipe, run_dir, True, lambda listener: resume(run_dir, compared, listener, accept_changes))
 
 
@@ -131,7 +139,7 @@ def imitate(recipe: RecipeArgument, settings: Settings = None, out: Out = None) 
     from coterie.models.loading import save
     from coterie.runs import refuse_used
 
-    source = locate(recipe)
+    source = find(recipe)
     folder = out or RUNS / f"{source.name}-imitated"
     refuse_used(folder)
     lineup = assemble(check_env_fits(read_recipe(source.recipe, settings or ())))

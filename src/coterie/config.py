@@ -164,7 +164,10 @@ class Recipe(Table):
                 )
         unused = sorted(set(self.policies) - set(self.team.values()))
         if unused:
-            raise ValueError(f"policies.{unused[0]}: no role uses this policy; remove it or name it in [team]")
+            raise ValueError(
+                f"policies.{unused[0]}: no role uses this policy; name it in [team], or remove it: "
+                f"--set policies.{unused[0]}=null"
+            )
         unknown = sorted(set(self.sampling.roles) - set(self.team))
         if unknown:
             raise ValueError(f"sampling.roles.{unknown[0]}: no such role in [team]; known are {sorted(self.team)}")
@@ -261,7 +264,10 @@ def parse_recipe(raw: Mapping[str, Any], source: str) -> Recipe:
 
 
 def override(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Return a copy of ``raw`` with ``a.b=value`` settings applied; values are TOML, or else plain strings."""
+    """Return a copy of ``raw`` with ``a.b=value`` settings applied; values are TOML, or else plain strings.
+
+    ``a.b=null`` removes a key or a whole table, so that it has its default or is not there.
+    """
     result: dict[str, Any] = json.loads(json.dumps(raw))
     for setting in settings:
         path, equals, text = setting.partition("=")
@@ -274,7 +280,12 @@ def override(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
             if not isinstance(inner, dict):
                 raise ConfigError(f"--set {setting!r}: {key!r} is a value, not a table")
             table = inner
-        table[keys[-1]] = _value(text.strip())
+        if text.strip() != "null":
+            table[keys[-1]] = _value(text.strip())
+        elif keys[-1] in table:
+            del table[keys[-1]]
+        else:
+            raise ConfigError(f"--set {setting!r}: there is no such key to remove; here are {sorted(table)}")
     return result
 
 

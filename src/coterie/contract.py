@@ -7,6 +7,7 @@ import copy
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -88,27 +89,37 @@ def _other_process(subject: Subject) -> str:
     tasks = subject.some("train", subject.num_tasks)
     command = [sys.executable, "-c", _LIST_TASKS, subject.cls.__module__, subject.cls.__qualname__]
     path = os.pathsep.join(path for path in sys.path if path)
-    found = subprocess.run(
-        [*command, json.dumps(dict(subject.options)), str(len(tasks))],
-        env={
-            **os.environ,
-            "PYTHONPATH": path,
-            "PYTHONHASHSEED": "77",
-            IN_CHECK: "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=_PROCESS_DEADLINE_S,
-        check=False,
-    )
-    require(found.returncode == 0, f"another process cannot make the tasks:\n{found.stderr[-2000:]}")
-    same = json.loads(found.stdout) == [[task.id, task.split, task.seed, task.data] for task in tasks]
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "77", IN_CHECK: "1"}
+    code, output, errors = _run([*command, json.dumps(dict(subject.options)), str(len(tasks))], environment)
+    require(code == 0, f"another process cannot make the tasks:\n{errors[-2000:]}")
+    same = json.loads(output) == [[task.id, task.split, task.seed, task.data] for task in tasks]
     require(
         same,
         "another process makes other tasks from the same arguments; use coterie.keyed.keyed_random, not hash(), "
         "set order or a generator shared between calls",
     )
     return f"{len(tasks)} tasks equal in another process"
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
+    """Return exit code, output and errors of a process; past the deadline it ends with all that it has started."""
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        done = False
+        try:
+            output, errors = process.communicate(timeout=_PROCESS_DEADLINE_S)
+            done = True
+        except subprocess.TimeoutExpired:
+            require(
+                False,
+                f"another process did not make the tasks within {_PROCESS_DEADLINE_S:g} s; does the module start "
+                "something when it is imported, or does tasks() take that long?",
+            )
+        finally:
+            if not done:  # after an interrupt too: its group is not the terminal's, so nobody else ends it
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output, errors
 
 
 def _strange_answers(subject: Subject) -> str:

@@ -41,7 +41,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One result: of which check, what was found in numbers, and what to do unless it is ``ok``."""
+    """One result: of which check, what was found in numbers, and what to do unless it is ``ok``.
+
+    A check that looks at several things names them after a comma: ``chat template, second turn``.
+    """
 
     check: str
     verdict: Verdict
@@ -68,7 +71,7 @@ def run_check(name: str, check: Check, probe: Probe) -> list[Finding]:
     failures: list[Failure] = []
     findings: list[Finding] = []
     with guarded(name, failures.append):
-        findings = [replace(finding, check=name) for finding in check(probe)]
+        findings = [replace(finding, check=name + finding.check) for finding in check(probe)]
     return [*findings, *(_broken(name, failure) for failure in failures)]
 
 
@@ -114,7 +117,8 @@ def logprobs_agree(probe: Probe) -> list[Finding]:
     for name in _with_samples(probe):
         findings.append(_agreement(probe, name, probe.samples[name], ""))
         if probe.lineup.recipe.train.precision == "bfloat16":
-            findings.append(_agreement(probe, name, probe.samples[name], ", as trained (autocast)", autocast=True))
+            trained = _agreement(probe, name, probe.samples[name], ", as trained (autocast)", autocast=True)
+            findings.append(replace(trained, check=", autocast"))
     return findings
 
 
@@ -129,15 +133,16 @@ def template_is_sound(probe: Probe) -> list[Finding]:
         advice = f'set policies.{name}.template ("plain" always works) or its template_options'
         different = template_agrees(renderer)
         if different is not None:
-            findings.append(_fail(f"{name}: {different}", advice))
+            findings.append(replace(_fail(f"{name}: {different}", advice), check=", simple texts"))
         findings += _prompts_agree(name, renderer, prompts, advice)
         cut = template_extends(renderer)
         if cut is None:
-            findings.append(_ok(f"{name}: a second turn's prompt extends the first turn's ids"))
+            second = _ok(f"{name}: a second turn's prompt extends the first turn's ids")
         elif any(_quotes_own(prompt) for prompt in prompts):
-            findings.append(_fail(f"{name}: {cut}, and the env quotes the role's own turns", advice))
+            second = _fail(f"{name}: {cut}, and the env quotes the role's own turns", advice)
         else:
-            findings.append(_warning(f"{name}: {cut}; the env quotes no own turns, so nothing depends on it", advice))
+            second = _warning(f"{name}: {cut}; the env quotes no own turns, so nothing depends on it", advice)
+        findings.append(replace(second, check=", second turn"))
     return findings
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 import difflib
 import importlib
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import ClassVar, Protocol, TypeAlias, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from coterie.errors import ConfigError
-from coterie.types import Json, Message, Outcome, Played, Scored, Task
+from coterie.errors import ConfigError, guarded
+from coterie.types import Failure, Json, Message, Outcome, Played, Scored, Task
 
 R = TypeVar("R")
 Prompt: TypeAlias = str | Sequence[Message]
@@ -133,16 +136,31 @@ def env_class(name: str) -> type[Env]:
         near = difflib.get_close_matches(name, BUILT_IN, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"no env named {name!r}: known are {sorted(BUILT_IN)}, or give 'module:Class'{hint}")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"env {name!r}: cannot import {module_name!r}: {error}. Is its folder on PYTHONPATH?"
-        ) from error
+    modules: list[ModuleType] = []
+    failures: list[Failure] = []
+    with guarded(f"import of {module_name}", failures.append):
+        modules.append(importlib.import_module(module_name))
+    if failures:
+        raise ConfigError(f"env {name!r}: {_import_error(module_name, failures[0])}")
+    (module,) = modules
     found: object = vars(module).get(class_name)
     if not (isinstance(found, type) and issubclass(found, Env)):
         raise ConfigError(f"env {name!r}: {module_name!r} has no Env subclass {class_name!r}")
     return found
+
+
+def _import_error(module_name: str, failure: Failure) -> str:
+    """Return why a module cannot be imported: it is nowhere, or it raised, and then in which line."""
+    missing = re.fullmatch(r"No module named '(.+)'", failure.message)
+    if missing and f"{module_name}.".startswith(f"{missing[1]}."):
+        return (
+            f"cannot import {module_name!r}: {failure.message}. Looked for beside the recipe file, in the current "
+            "folder and on PYTHONPATH; a run does not know where its recipe lay"
+        )
+    places = re.findall(r'File "([^<"]+)", line (\d+)', failure.traceback)
+    own = [place for place in places if Path(place[0]).stem == module_name.rpartition(".")[2]]
+    path, line = (own or places or [("an unknown file", "?")])[-1]
+    return f"importing {module_name!r} raised {failure.kind}: {failure.message} ({path}, line {line})"
 
 
 def make_env(name: str, options: dict[str, Json]) -> Env:

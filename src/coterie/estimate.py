@@ -159,13 +159,18 @@ def recipe_table(recipe: Recipe, resolved: Recipe) -> Table:
 
     ``resolved`` has the env's own defaults too.
     """
+    values = list(_flat(dump_recipe(resolved), ""))
+    rows = [(key, _shown(value)) for key, value in values]
+    words = [word for _, value in values if not isinstance(value, str) for word in _shown(value).split(" ")]
     table = Table()
-    for column in ("key", "value", ""):
-        table.add_column(column, overflow="fold")
+    # Only texts are broken into lines; keys and numbers can be searched for and copied.
+    table.add_column("key", no_wrap=True, min_width=max(len(key) for key, _ in rows))
+    table.add_column("value", overflow="fold", min_width=max(map(len, words)))
+    table.add_column("", no_wrap=True, min_width=len("default"))
     written = set(_written(recipe, ""))
-    for key, value in _flat(dump_recipe(resolved), ""):
+    for key, text in rows:
         given = any(key == name or key.startswith(f"{name}.") for name in written)
-        table.add_row(key, Text(_shown(value)), "" if given else "default", style=None if given else "dim")
+        table.add_row(Text(key), Text(text), "" if given else "default", style=None if given else "dim")
     return table
 
 
@@ -174,13 +179,17 @@ def load_table(loads: list[RoleLoad], recipe: Recipe) -> RenderableType:
     tasks = recipe.train.tasks_per_step
     total = sum(load.tokens for load in loads) * tasks
     table = Table()
-    for column in ("role", "policy"):
-        table.add_column(column)
-    for column in ("acts per task", "answers per task", "prompt tokens", "answer tokens", "tokens a step"):
-        table.add_column(column, justify="right")
-    for load in loads:
-        counts = (load.acts, load.candidates, load.prompt_tokens, load.max_tokens, load.tokens * tasks)
-        table.add_row(load.role, load.policy, *(f"{count:,}" for count in counts))
+    rows = [
+        (load.role, load.policy, load.acts, load.candidates, load.prompt_tokens, load.max_tokens, load.tokens * tasks)
+        for load in loads
+    ]
+    cells = [[cell if isinstance(cell, str) else f"{cell:,}" for cell in row] for row in rows]
+    names = ("role", "policy", "acts per task", "answers per task", "prompt tokens", "answer tokens", "tokens a step")
+    for number, column in enumerate(names):
+        width = max(len(row[number]) for row in cells)
+        table.add_column(column, justify="left" if number < 2 else "right", min_width=width)
+    for row in cells:
+        table.add_row(*row)
     return titled(f"One step: {tasks} tasks, at most {total:,} tokens generated", table)
 
 
@@ -190,7 +199,8 @@ def memory_table(memories: list[PolicyMemory]) -> RenderableType:
         memories = [*memories, team_memory(memories)]
     table = Table("policy")
     for memory in memories:
-        table.add_column(memory.policy, justify="right")
+        width = max(len(f"{memory.parameters:,}"), len("1023.9 MiB"))
+        table.add_column(memory.policy, justify="right", min_width=width)
     table.add_row("parameters", *(f"{memory.parameters:,}" for memory in memories))
     parts: dict[str, Callable[[PolicyMemory], int]] = {
         "weights": lambda memory: memory.weights,

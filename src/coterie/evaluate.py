@@ -16,14 +16,16 @@ from coterie.rollout import Event, plays_of
 from coterie.types import Episode, Json
 
 _RESAMPLES = 2000
+_Z95 = 1.959964
+"""The normal distribution has 95% of its mass within so many standard deviations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """What an evaluation found. ``success`` is the mean over tasks of the share of their plays that were solved.
 
-    ``ci95`` is its 95% bootstrap interval over tasks. ``by_label``: success and number of tasks by each label of the
-    env, ``label_ci95`` the interval of each. Failed episodes are not counted as unsolved; they are in ``failed``.
+    ``ci95`` is its 95% interval, see ``success_ci95``. ``by_label``: success and number of tasks by each label
+    of the env, ``label_ci95`` the interval of each. Failed episodes are not unsolved ones; they are in ``failed``.
     """
 
     split: str
@@ -58,6 +60,29 @@ class Score:
             row |= {f"by/{label}/success": success, f"by/{label}/tasks": tasks}
             row[f"by/{label}/success_ci95"] = list(self.label_ci95[label])
         return row | {f"metric/{name}": value for name, value in sorted(self.metrics.items())}
+
+
+def success_ci95(shares: Sequence[float], plays: int) -> tuple[float, float]:
+    """Return the 95% interval of the mean of the tasks' shares of solved plays; (nan, nan) without tasks.
+
+    With one play per task it is Wilson's score interval, which also has a width where no task or every task was solved;
+    with several it is a bootstrap over tasks, because plays of one task are not independent.
+    """
+    return wilson_ci95(round(sum(shares)), len(shares)) if plays == 1 else bootstrap_ci95(shares)
+
+
+def wilson_ci95(solved: int, tasks: int) -> tuple[float, float]:
+    """Return Wilson's 95% score interval of a share (Wilson 1927); (nan, nan) for 0 tasks."""
+    if not tasks:
+        return (math.nan, math.nan)
+    share, z2 = solved / tasks, _Z95 * _Z95
+    centre = share + z2 / (2 * tasks)
+    half = _Z95 * math.sqrt(share * (1.0 - share) / tasks + z2 / (4 * tasks * tasks))
+    scale = 1.0 + z2 / tasks
+    # Exact at the ends, where rounding would leave 1e-17 instead of 0.
+    low = 0.0 if solved == 0 else (centre - half) / scale
+    high = 1.0 if solved == tasks else (centre + half) / scale
+    return low, high
 
 
 def bootstrap_ci95(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
@@ -113,21 +138,25 @@ def score_episodes(episodes: Iterable[Episode], *, split: str, plays: int, tempe
         temperature=temperature,
         failed=failed,
         success=sum(shares.values()) / len(shares) if shares else math.nan,
-        ci95=bootstrap_ci95(list(shares.values())),
+        ci95=success_ci95(list(shares.values()), plays),
         pass_at_k={k: sum(pass_at_k(*pair, k) for pair in complete) / len(complete) for k in ks if complete},
         reward_team=mean(rewards),
         rounds=mean(rounds),
         by_label={name: (sum(values) / len(values), len(values)) for name, values in labels.items()},
-        label_ci95={name: bootstrap_ci95(values) for name, values in labels.items()},
+        label_ci95={name: success_ci95(values, plays) for name, values in labels.items()},
         metrics={name: sum(values) / len(values) for name, values in metrics.items()},
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How much more one team solved than another on the same tasks: the mean over tasks, and its 95% interval."""
+    """How much more one team solved than another on the same tasks: the mean over tasks, and its 95% interval.
+
+    ``differing``: tasks of which the teams solved unequal shares; where there is none, the interval says nothing.
+    """
 
     tasks: int
+    differing: int
     success: float
     ci95: tuple[float, float]
 
@@ -139,7 +168,12 @@ def paired_difference(episodes: Iterable[Episode], others: Iterable[Episode]) ->
     """
     shares, other_shares = _solved_share(episodes), _solved_share(others)
     differences = [share - other_shares[task] for task, share in shares.items() if task in other_shares]
-    return Difference(tasks=len(differences), success=_mean(differences), ci95=bootstrap_ci95(differences))
+    return Difference(
+        tasks=len(differences),
+        differing=sum(difference != 0.0 for difference in differences),
+        success=_mean(differences),
+        ci95=bootstrap_ci95(differences),
+    )
 
 
 def _solved_share(episodes: Iterable[Episode]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """The curves of a run as one picture, drawn from its journals alone.
 
-Read are: ``success_selected`` and ``reward/NAME`` of metrics.jsonl, ``success`` (with ``success_ci95`` = [low, high],
-and ``name`` where several are made) of eval.jsonl, ``time_s`` of timings.jsonl. The x axis counts steps done: training
-step 0 is drawn at 1, and an evaluation before training at 0.
+Read are: ``success_selected`` and ``reward/NAME`` of metrics.jsonl, ``success``, ``temperature`` and ``success_ci95`` =
+[low, high] of eval.jsonl, ``time_s`` of timings.jsonl. The x axis counts steps done: training step 0 is drawn at 1, and
+an evaluation before training at 0.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from coterie.record import EVAL, METRICS, TIMINGS, read_rows
 from coterie.types import Json
@@ -22,15 +23,21 @@ from coterie.types import Json
 CURVES = "curves.png"
 _REWARD = "reward/"
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe-Ito: told apart by everyone
+_SELECTED, _GREEDY, _FIRST_ROLE = 0, 1, 3
+"""Colours by number; sampled plain play has those after greedy."""
 _MANY_POINTS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of a plot: (step, value) points in order, and for each point an interval where there is one."""
+    """One line of a plot: (step, value) points in order, and for each point an interval where there is one.
+
+    ``colour`` is a number, taken around the list of colours.
+    """
 
     label: str
     points: tuple[tuple[int, float], ...]
+    colour: int
     intervals: tuple[tuple[float, float], ...] = ()
 
 
@@ -46,12 +53,13 @@ def draw_curves(run_dir: Path) -> Path:
     axes = figure.subplots(2, 2, sharey="row", sharex="col")
     for column in (0, 1):
         minutes = clock if column else None
-        _draw(axes[0][column], success_curves(metrics, evals), minutes, 0)
-        _draw(axes[1][column], reward_curves(metrics), minutes, 2)
+        _draw(axes[0][column], success_curves(metrics, evals), minutes)
+        _draw(axes[1][column], reward_curves(metrics), minutes)
     axes[0][0].set_ylabel("success")
     axes[0][0].set_ylim(-0.03, 1.03)
     axes[1][0].set_ylabel("mean reward")
     axes[1][0].set_xlabel("training steps done")
+    axes[1][0].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes[1][1].set_xlabel("minutes")
     figure.suptitle(run_dir.resolve().name, fontsize=12)
     path = run_dir / CURVES
@@ -62,27 +70,39 @@ def draw_curves(run_dir: Path) -> Path:
 
 
 def success_curves(metrics: Sequence[Mapping[str, Json]], evals: Sequence[Mapping[str, Json]]) -> list[Curve]:
-    """Return the selected success of training, and the success of each evaluation by name."""
-    curves = [Curve("training (selected path)", _points(metrics, "success_selected", done=1))]
-    names = dict.fromkeys(str(row.get("name") or "") for row in evals)
-    for name in names:
-        rows = [row for row in evals if str(row.get("name") or "") == name and _number(row.get("success")) is not None]
+    """Return the selected success of training, and that of plain play: one line per temperature, greedy after sampled.
+
+    Such a line joins what was played before, while and after training, whatever the split.
+    """
+    curves = [Curve("training (selected path)", _points(metrics, "success_selected", done=1), _SELECTED)]
+    scored = [row for row in evals if _number(row.get("success")) is not None]
+    temperatures = dict.fromkeys(_number(row.get("temperature")) for row in scored)
+    sampled = _GREEDY
+    for temperature in sorted(temperatures, key=lambda value: (value == 0.0, value or 0.0)):
+        rows = [row for row in scored if _number(row.get("temperature")) == temperature]
         intervals = [interval for row in rows if (interval := _interval(row.get("success_ci95"))) is not None]
-        whole = len(intervals) == len(rows)
-        curves.append(Curve(name or "evaluation", _points(rows, "success"), tuple(intervals) if whole else ()))
+        whole = tuple(intervals) if len(intervals) == len(rows) else ()
+        if temperature == 0.0:
+            label, colour = "plain play, greedy", _GREEDY
+        else:
+            sampled += 1
+            label = "plain play" if temperature is None else f"plain play, temperature {temperature:g}"
+            colour = sampled
+        curves.append(Curve(label, _points(rows, "success"), colour, whole))
     return [curve for curve in curves if curve.points]
 
 
 def reward_curves(metrics: Sequence[Mapping[str, Json]]) -> list[Curve]:
     """Return one curve per role and one for the team, in the order they appear."""
     keys = dict.fromkeys(key for row in metrics for key in row if key.startswith(_REWARD))
-    curves = [Curve(key.removeprefix(_REWARD), _points(metrics, key, done=1)) for key in keys]
-    return [curve for curve in curves if curve.points]
+    found = [(key.removeprefix(_REWARD), _points(metrics, key, done=1)) for key in keys]
+    drawn = [(label, points) for label, points in found if points]
+    return [Curve(label, points, _FIRST_ROLE + index) for index, (label, points) in enumerate(drawn)]
 
 
-def _draw(axes: Axes, curves: Sequence[Curve], clock: Sequence[tuple[int, float]] | None, first_colour: int) -> None:
-    for index, curve in enumerate(curves):
-        colour = _COLOURS[(first_colour + index) % len(_COLOURS)]
+def _draw(axes: Axes, curves: Sequence[Curve], clock: Sequence[tuple[int, float]] | None) -> None:
+    for curve in curves:
+        colour = _COLOURS[curve.colour % len(_COLOURS)]
         xs = [float(step) if clock is None else minutes_at(clock, step) for step, _ in curve.points]
         ys = [value for _, value in curve.points]
         marker = "o" if len(ys) <= _MANY_POINTS else None

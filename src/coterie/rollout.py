@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from coterie.engines import Completion, Engine, Request
 from coterie.env import Env, Expert
-from coterie.errors import EngineError, EnvError, TrainError, guarded
+from coterie.errors import ConfigError, EngineError, EnvError, TrainError, guarded
 from coterie.faults import fault_point
 from coterie.team import ContextOverflowError, LiveTeam, Plan, Seating
 from coterie.types import Episode, EpisodeKey, Failure, Outcome, Purpose, Task, Turn
@@ -18,6 +18,7 @@ _SETTLE_PASSES = 4
 """Passes of the event loop without news after which every live episode is taken to wait: a task that awaits only acts
 and scores asks for its next act within one pass, ``asyncio.gather`` needs one more to start its children."""
 
+_REFUSALS = (ConfigError.__name__, EnvError.__name__)
 Event = Callable[[str, Mapping[str, str | int]], None]
 """``event(kind, fields)``: where retries, failures and overflows are told."""
 ExpertDraw = Callable[[Request, Expert | None], tuple[Completion, ...]]
@@ -39,6 +40,8 @@ class Limits:
     retries: int = 2
     deadline_s: float = 600.0
     max_failed_fraction: float = 0.2
+    retry_refused: bool = True
+    """Whether a task is tried again that its env refused: a ConfigError or EnvError before the first act."""
 
 
 class _Guest:
@@ -254,6 +257,8 @@ class Rollout:
                 error = f"{last.kind}: {last.message}"
                 about: dict[str, str | int] = {"episode": play.key.text(), "attempt": attempt, "where": last.where}
                 self.event("episode_failed", about | {"error": error, "traceback": last.traceback})
+                if not (self.limits.retry_refused or turns) and last.kind in _REFUSALS:
+                    break
             return Episode(key=play.key, task=play.task, turns=(), outcome=None, failure=failures[-1], attempts=attempt)
         finally:
             batcher.live -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -123,6 +124,18 @@ def resume(run_dir: Path, recipe: Recipe | None, listener: Listener, accept_chan
     with RunLock(run_dir):
         atomic_write_json(run_dir / RECIPE, dump_recipe(lineup.recipe))
         return _train(lineup, run_dir, listener)
+
+
+def is_finished(run_dir: Path, recipe: Recipe | None) -> bool:
+    """Return whether a run has made all of its steps and written its summary.
+
+    False where ``recipe`` is given and differs from the run's own: there is something to go on with, or to refuse.
+    """
+    own = read_recipe(run_dir / RECIPE)
+    if recipe is not None and dump_recipe(check_env_fits(recipe)) != dump_recipe(own):
+        return False
+    path = run_dir / SUMMARY
+    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("steps") == own.train.steps
 
 
 def open_run(

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from coterie.checkpoint import BEST
 from coterie.config import LoraTable, PolicyTable, Recipe, read_recipe
 from coterie.errors import CheckpointError, ConfigError
-from coterie.manifest import Checkpoint, NewerSchemaError, read_checkpoint
+from coterie.manifest import Checkpoint, NewerSchemaError, looks_whole, read_checkpoint
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.policy import Policy
@@ -90,10 +90,15 @@ def find_checkpoint(run_dir: Path, which: Which) -> Checkpoint:
             raise
         except CheckpointError as error:
             problems.append(str(error))
-    other = "; no validation has been made, use the last one" if which == "best" else ""
-    raise CheckpointError(
-        f"{folder} holds no usable {which} checkpoint{other}: {'; '.join(problems) or 'none is there'}"
-    )
+    whole = [path.name for path in sorted(folder.glob("step_*")) if looks_whole(path)]
+    there = f"checkpoints that are there: {whole}" if whole else "there is no other checkpoint"
+    if which == "best" and not problems:
+        raise CheckpointError(
+            f"{folder} holds no best checkpoint: it is written by validations while training (eval.every above 0), and "
+            f'none has been made; {there}. Take the last one: --checkpoint last, or checkpoint="last" in Python'
+        )
+    found = "; ".join(problems) or "none has been written yet, training writes the first one before its first step"
+    raise CheckpointError(f"{folder} holds no usable {which} checkpoint: {found}" + (f"; {there}" * (which == "best")))
 
 
 def load_weights(policy: Policy, folder: Path) -> None:
