@@ -97,6 +97,16 @@ def save(loaded: LoadedModel, folder: pathlib.Path, weights: Mapping[str, torch.
     loaded.tokenizer.save_pretrained(folder)
 
 
+def plain_place(source: str) -> str | None:
+    """Return where plain ``transformers`` finds the model of a source: a hub id or a full path; ``None`` if nowhere."""
+    if source.partition(":")[0] == "tiny":
+        return None
+    place, gguf = _place(source)
+    if gguf is not None:
+        return None
+    return str(pathlib.Path(place).resolve()) if pathlib.Path(place).is_dir() else place
+
+
 def turn_off_dropout(model: torch.nn.Module) -> list[str]:
     """Set every dropout rate of a model to zero, in training mode too; return the names of those that were not.
 
@@ -211,6 +221,11 @@ def _packaged(name: str) -> pathlib.Path:
 def _check_folder(source: str, folder: pathlib.Path) -> None:
     """Refuse a half-downloaded folder: without its config, its weights, or some of their shards."""
     names = {file.name for file in folder.iterdir()}
+    if "adapter_config.json" in names and "config.json" not in names:
+        raise ConfigError(
+            f"model {source!r}: the folder holds an adapter without its model; write the two as one model with "
+            "coterie export --merge, or name the policy of the run, run:FOLDER#POLICY"
+        )
     wanted = {"config.json"}
     for index in folder.glob("*.index.json"):
         shards: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
