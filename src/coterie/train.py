@@ -19,7 +19,7 @@ from coterie.evaluate import Score, evaluate
 from coterie.faults import fault_point
 from coterie.imitate import Progress, warm_start
 from coterie.learner import Learner, Update
-from coterie.lineup import Lineup, TaskStream, trains_at
+from coterie.lineup import Lineup, TaskStream
 from coterie.record import Recorder, flat_numbers, mean
 from coterie.rollout import plays_of
 from coterie.types import Credit, Episode, Json, Sample, Task
@@ -128,7 +128,7 @@ class Run:
         samples = samples_by_policy(report.credits, self.learners)
         updates = {}
         for name, learner in self.learners.items():
-            if not trains_at(self.recipe.policies[name], self.next_step):
+            if not self.recipe.policies[name].trains_at(self.next_step):
                 continue
             fault_point("update", self.next_step)
             updates[name] = learner.step(samples[name])
@@ -166,7 +166,7 @@ class Run:
 
     def _num_updates(self, name: str) -> int:
         """Return in how many steps of the recipe a policy is trained."""
-        return sum(trains_at(self.recipe.policies[name], step) for step in range(self.recipe.train.steps))
+        return sum(self.recipe.policies[name].trains_at(step) for step in range(self.recipe.train.steps))
 
     def pay(self) -> None:
         """Do the evaluations that are due. One that an interrupt cuts short stays due, in the checkpoint too."""
