@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from coterie.config import dump_recipe
 from coterie.durable import RunLock
 from coterie.errors import CheckpointError, ConfigError, TrainError
 from coterie.faults import VARIABLE, InjectedFaultError
 from coterie.lineup import assemble, check_env_fits
 from coterie.record import read_rows
-from coterie.runs import check_changes, load_weights, open_run, resume, start
+from coterie.runs import changed_schedules, check_changes, load_weights, open_run, resume, start
 from coterie.tensors import load_tensors
 from coterie.train import Listener
 from learning_toys import MIX, PER_ROLE, WARM, Child, quiet, snapshot, toy_recipe
@@ -375,6 +376,23 @@ def test_a_resumed_run_with_another_recipe_is_refused_or_asked_about(tmp_path: P
     assert summary["steps"] == 3
     assert [row["step"] for row in read_rows(run_dir / "metrics.jsonl")] == [0, 1, 2]
     resume(run_dir, longer, quiet(), accept_changes=False)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "until", "remark"),
+    [("linear", 9, True), ("cosine", 9, True), ("constant", 9, False), ("linear", 2, False)],
+)
+def test_the_difference_says_where_other_steps_are_another_schedule(schedule: str, until: int, remark: bool) -> None:
+    """4 -> 6 steps; a policy whose last update is in step 2 either way keeps its schedule."""
+    settings = (*PER_ROLE, f"policies.other.optimizer.schedule={schedule}", f"policies.other.train_until={until}")
+    old, new = toy_recipe(*settings), toy_recipe(*settings, "train.steps=6")
+    shown = "policies.other: the LIKE schedule ends after 4 -> 6 updates; the learning rate of every later step"
+    remarks = changed_schedules(old, new)
+    assert [text.startswith(shown.replace("LIKE", schedule)) for text in remarks] == [True] * remark
+    pattern = r"(?s)train.steps: 4 -> 6" + (r"\n  policies.other: the .*" if remark else r"\n") + "Add --accept-changes"
+    with pytest.raises(ConfigError, match=pattern):
+        check_changes(dump_recipe(old), dump_recipe(new), accept=False, remarks=remarks)
+    check_changes(dump_recipe(old), dump_recipe(new), accept=True, remarks=remarks)
 
 
 def test_only_whole_keys_count_as_compatible() -> None:

@@ -222,6 +222,10 @@ class Recipe(Table):
         """Names of the policies that learn, in the order of the recipe."""
         return tuple(name for name, table in self.policies.items() if table.train != "frozen")
 
+    def num_updates(self, policy: str) -> int:
+        """Return in how many steps a policy is trained."""
+        return sum(self.policies[policy].trains_at(step) for step in range(self.train.steps))
+
 
 def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
     """Raise ``ConfigError`` with the nearest known key for the first unknown key of a table."""

@@ -118,7 +118,7 @@ def resume(run_dir: Path, recipe: Recipe | None, listener: Listener, accept_chan
     own = read_recipe(run_dir / RECIPE)
     if recipe is not None:
         recipe = check_env_fits(recipe)
-        check_changes(dump_recipe(own), dump_recipe(recipe), accept_changes)
+        check_changes(dump_recipe(own), dump_recipe(recipe), accept_changes, changed_schedules(own, recipe))
     lineup = assemble(check_env_fits(recipe or own))
     with RunLock(run_dir):
         atomic_write_json(run_dir / RECIPE, dump_recipe(lineup.recipe))
@@ -149,13 +149,36 @@ def open_run(
     return lineup
 
 
-def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool) -> None:
-    """Raise ``ConfigError`` showing the difference of two resolved recipes, unless it is compatible and accepted."""
+def changed_schedules(old: Recipe, new: Recipe) -> tuple[str, ...]:
+    """Return a remark for each policy whose learning rate, from the next step on, depends on how many steps there are.
+
+    Linear and cosine schedules end with the policy's last update: when that moves, every rate on the way there does.
+    """
+    remarks = []
+    for name in new.trained_policies:
+        schedule = new.policies[name].optimizer.schedule
+        if name not in old.policies or schedule == "constant":
+            continue
+        before, after = old.num_updates(name), new.num_updates(name)
+        if before != after:
+            remarks.append(
+                f"policies.{name}: the {schedule} schedule ends after {before} -> {after} updates; the learning rate "
+                "of every later step is another than it would have been"
+            )
+    return tuple(remarks)
+
+
+def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool, remarks: Sequence[str] = ()) -> None:
+    """Raise ``ConfigError`` showing the difference of two resolved recipes, unless it is compatible and accepted.
+
+    ``remarks`` say what the difference brings with it; they are shown below it.
+    """
     before, after = _flat(old), _flat(new)
     changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     if not changed:
         return
     lines = "\n".join(f"  {key}: {before.get(key, '(absent)')!r} -> {after.get(key, '(absent)')!r}" for key in changed)
+    lines += "".join(f"\n  {remark}" for remark in remarks)
     refused = [key for key in changed if key not in _COMPATIBLE and not key.startswith("eval.")]
     if refused:
         raise ConfigError(

@@ -155,7 +155,7 @@ class Run:
                 self.lineup.policies[name],
                 self.recipe.policies[name],
                 self.recipe.loss,
-                total_steps=self._num_updates(name) * train.steps_per_batch,
+                total_steps=self.recipe.num_updates(name) * train.steps_per_batch,
                 steps_per_batch=train.steps_per_batch,
                 micro_batch_tokens=train.micro_batch_tokens,
                 autocast=train.precision == "bfloat16",
@@ -163,10 +163,6 @@ class Run:
             )
             for name in self.recipe.trained_policies
         }
-
-    def _num_updates(self, name: str) -> int:
-        """Return in how many steps of the recipe a policy is trained."""
-        return sum(self.recipe.policies[name].trains_at(step) for step in range(self.recipe.train.steps))
 
     def pay(self) -> None:
         """Do the evaluations that are due. One that an interrupt cuts short stays due, in the checkpoint too."""
