@@ -14,6 +14,7 @@ from typing import Any
 
 from coterie.checkpoint import CheckpointStore, truncate_journals
 from coterie.config import Recipe, dump_recipe, read_recipe
+from coterie.dry_play import check_prompts
 from coterie.durable import RunLock, atomic_write_json, check_writable
 from coterie.errors import CheckpointError, ConfigError
 from coterie.lineup import Lineup, assemble, check_env_fits
@@ -91,6 +92,7 @@ def start(recipe: Recipe, run_dir: Path, listener: Listener) -> Mapping[str, Jso
             "play them as they are with coterie eval"
         )
     lineup = assemble(recipe)
+    check_prompts(lineup, "train", recipe.eval.final_split, *([recipe.eval.split] if recipe.eval.every else []))
     check_writable(run_dir)
     with RunLock(run_dir):
         atomic_write_json(run_dir / RECIPE, dump_recipe(recipe))
