@@ -20,7 +20,7 @@ from coterie.errors import CheckpointError, ConfigError, TrainError
 from coterie.faults import VARIABLE, InjectedFaultError
 from coterie.lineup import assemble, check_env_fits
 from coterie.record import read_rows
-from coterie.runs import changed_schedules, check_changes, load_weights, open_run, resume, start
+from coterie.runs import changed_schedules, check_changes, load_weights, open_run, refuse_begun, resume, start
 from coterie.tensors import load_tensors
 from coterie.train import Listener
 from learning_toys import MIX, PER_ROLE, WARM, Child, quiet, snapshot, toy_recipe
@@ -238,6 +238,38 @@ def test_a_signal_in_the_warm_start_is_heard(tmp_path: Path, reference: Referenc
     assert not (tmp_path / "run" / "eval.jsonl").exists()
     resume(tmp_path / "run", None, quiet(), accept_changes=False)
     assert snapshot(tmp_path / "run") == reference(*settings)[1]
+
+
+@pytest.mark.parametrize("how", ["stopped", "failed"])
+def test_after_a_warm_start_that_did_not_end_the_same_command_starts_again(
+    how: str, tmp_path: Path, reference: Reference
+) -> None:
+    settings = (*PER_ROLE, *WARM)
+    listener = quiet()
+
+    def end(name: str, step: int, steps: int, loss: float) -> None:
+        if step == 2:
+            raise KeyboardInterrupt if how == "stopped" else TrainError("loss nan")
+
+    unlucky = Listener(step=listener.step, score=listener.score, imitate=end, stop=listener.stop)
+    with pytest.raises((KeyboardInterrupt, TrainError)):
+        start(toy_recipe(*settings), tmp_path / "run", unlucky)
+    start(toy_recipe(*settings), tmp_path / "run", quiet())
+    assert snapshot(tmp_path / "run") == reference(*settings)[1]
+
+
+def test_a_folder_with_a_checkpoint_or_anything_else_is_not_started_in_again(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").touch()
+    (tmp_path / "checkpoints" / ".tmp-step_00000000-1").mkdir(parents=True)
+    refuse_begun(tmp_path)
+    for kept in ("checkpoints/step_00000000", "metrics.jsonl", "note.txt"):
+        (tmp_path / kept).mkdir()
+        with pytest.raises(ConfigError, match="is not empty; nothing was changed"):
+            refuse_begun(tmp_path)
+        (tmp_path / kept).rmdir()
+    (tmp_path / "recipe.json").unlink()
+    with pytest.raises(ConfigError, match="is not empty; nothing was changed"):
+        refuse_begun(tmp_path)
 
 
 # ---- disks ------------------------------------------------------------------------------------------------------

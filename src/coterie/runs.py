@@ -15,13 +15,13 @@ from typing import Any
 from coterie.checkpoint import CheckpointStore, truncate_journals
 from coterie.config import Recipe, dump_recipe, read_recipe
 from coterie.dry_play import check_prompts
-from coterie.durable import RunLock, atomic_write_json, check_writable
+from coterie.durable import LOCK_NAME, RunLock, atomic_write_json, check_writable
 from coterie.errors import CheckpointError, ConfigError
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.plots import draw_curves
-from coterie.record import Recorder, read_rows
+from coterie.record import EVAL, EVENTS, Recorder, read_rows
 from coterie.shipped import RECIPE_JSON
-from coterie.trackers import check_trackers, open_trackers
+from coterie.trackers import RUN_ID, check_trackers, open_trackers
 from coterie.train import Listener, Run
 from coterie.trained import Which, find_checkpoint, load_weights
 from coterie.types import Json
@@ -41,6 +41,9 @@ _COMPATIBLE = (
     "train.max_skipped_updates",
     "train.episode_deadline_s",
 )
+
+_BEFORE_SAVING = {RECIPE, LOCK_NAME, EVENTS, EVAL, RUN_ID, "checkpoints", "tensorboard", "wandb"}
+"""What a run folder holds, at most, before the first checkpoint is saved."""
 
 
 class StopRequestedError(BaseException):
@@ -82,8 +85,8 @@ def stop_signals() -> Iterator[StopSignal]:
 
 
 def start(recipe: Recipe, run_dir: Path, listener: Listener) -> Mapping[str, Json]:
-    """Train a recipe from the beginning in a new folder; return its summary."""
-    refuse_used(run_dir)
+    """Train a recipe from the beginning in a new folder, or one whose run saved nothing; return its summary."""
+    refuse_begun(run_dir)
     recipe = check_env_fits(recipe)
     check_trackers(recipe.trackers)
     if not recipe.trained_policies:
@@ -97,6 +100,17 @@ def start(recipe: Recipe, run_dir: Path, listener: Listener) -> Mapping[str, Jso
     with RunLock(run_dir):
         atomic_write_json(run_dir / RECIPE, dump_recipe(recipe))
         return _train(lineup, run_dir, listener)
+
+
+def refuse_begun(run_dir: Path) -> None:
+    """Raise ``ConfigError`` unless the folder is absent or empty, or its run ended before it had saved anything.
+
+    A warm start that fails or is stopped leaves such a folder: nothing in it is worth going on from.
+    """
+    names = {path.name for path in run_dir.iterdir()} if run_dir.is_dir() else set()
+    saved = [path for path in (run_dir / "checkpoints").glob("*") if not path.name.startswith(".tmp-")]
+    if saved or not names <= _BEFORE_SAVING or not names & {RECIPE, LOCK_NAME}:
+        refuse_used(run_dir)
 
 
 def refuse_used(run_dir: Path) -> None:
