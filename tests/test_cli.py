@@ -520,8 +520,14 @@ def test_check_ends_with_2_where_train_would(recipe: Path) -> None:
 
 def test_check_finds_prompts_that_are_longer_than_the_context(recipe: Path) -> None:
     result = coterie("check", recipe, "--set", "env.size=8")
-    assert result.exit_code == 1
-    assert "context of policy 'shared' holds 64" in result.stderr
+    assert (result.exit_code, "context of policy 'shared' holds 64" in result.stderr) == (2, True)
+
+
+def test_train_and_eval_refuse_such_prompts_at_once(recipe: Path, tmp_path: Path) -> None:
+    for command in (("train", recipe, "--out", tmp_path / "run"), ("eval", recipe)):
+        result = coterie(*command, "--set", "env.size=8")
+        assert (result.exit_code, "context of policy 'shared' holds 64" in result.stderr) == (2, True), result.output
+    assert not (tmp_path / "run").exists()
 
 
 def test_recipes_and_envs_are_listed_with_what_they_are() -> None:

@@ -155,10 +155,15 @@ def test_a_value_out_of_range_is_refused_with_its_key(settings: list[str], place
         ),
         (
             ["train.steps=3", "policies.main.update_every=4"],
-            r"policies.main would never be trained: its first update is in step 4 \(update_every\), its last step is 3",
+            "policies.main would never be trained: its first update is in step 4 .*update_every, .*its last step is 3 ",
         ),
         (["train.steps=3", "policies.main.train_until=0"], "would never be trained.*its last step is 0.*set train ="),
         (["train.steps=9", "policies.main.train_until=2", "policies.main.update_every=3"], "would never be trained"),
+        (["policies.main.update_every=2", "policies.main.update_offset=2"], "update_offset = 2 .*: expected 0 to 1"),
+        (["policies.main.update_offset=1"], "update_offset = 1 .*update_every = 1: expected 0 to 0"),
+        (["policies.main.train=frozen", "policies.main.update_offset=0"], "update_offset is not read with train"),
+        (["train.steps=3", "policies.main.train_until=2"], "no policy would be trained in step 3 of 3: .*train_until"),
+        (["train.steps=2", "policies.main.update_every=2"], "no policy would be trained in step 1 of 2"),
         (["team={}"], "team: .*at least 1"),
     ],
 )
@@ -269,7 +274,7 @@ def test_there_are_shipped_recipes() -> None:
         ["sampling.mode=chain", "credit.return=discounted", "credit.gamma=0.9"],
         ["sampling.select=sample", "sampling.select_temperature=0.5"],
         ["loss.aggregation=constant", "loss.constant=64", "loss.importance_cap=2.0"],
-        ["policies.main.train=lora", "policies.main.lora.target_modules=['c_fc']", "policies.main.train_until=1"],
+        ["policies.main.train=lora", "policies.main.lora.target_modules=['c_fc']", "policies.main.train_until=99"],
         ["imitate.steps=3", "policies.main.kl.coef=0.1", "train.threads=1", "sampling.roles.tool.stop=['.']"],
     ],
 )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from typer.testing import CliRunner, Result
 
 from coterie.api import TrainedTeam
@@ -18,6 +19,7 @@ from coterie.errors import CheckpointError, ConfigError
 from coterie.export import ORIGIN, check_free, export_policy
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.models.chat import ChatRenderer
+from coterie.models.loading import plain_place
 from coterie.models.tiny import tiny_tokenizer
 from coterie.runs import open_run, start
 from coterie.trained import find_policy, load_model
@@ -263,27 +265,100 @@ def test_a_run_without_a_usable_checkpoint_is_refused(run_dir: Path, tmp_path: P
 
 # ---- adapters -------------------------------------------------------------------------------------------------------
 
+LORA = (*PER_ROLE, "policies.main.train=lora", "policies.other.train=lora", "train.steps=2")
+RATES = ("policies.main.optimizer.lr=0.05", "policies.other.optimizer.lr=0.05")
 
-@pytest.mark.parametrize("warm", [True, False], ids=["warm start", "no warm start"])
-def test_an_adapter_is_exported_merged_and_gives_the_log_probs_of_the_run(tmp_path: Path, warm: bool) -> None:
-    settings = [*PER_ROLE, "policies.main.train=lora", "policies.other.train=lora", "train.steps=2"]
-    settings += ["policies.main.optimizer.lr=0.05", "policies.other.optimizer.lr=0.05"]
-    if warm:
+
+@pytest.fixture(scope="module", params=["warm", "fresh", "folder", "run"])
+def adapters(request: pytest.FixtureRequest, run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two adapters: on a warm model, on a fresh one, on that of a folder, on another run's policy."""
+    folder = tmp_path_factory.mktemp(request.param)
+    settings = [*LORA, *RATES]
+    if request.param == "warm":
         settings += ["imitate.steps=3", "imitate.episodes=6"]
-    start(toy_recipe(*settings), tmp_path / "run", quiet())
-    lineup = open_run(tmp_path / "run")
+    elif request.param != "fresh":
+        model = f"run:{run_dir}#main"
+        if request.param == "folder":
+            model = str(folder / "plain")
+            export_policy(find_policy(run_dir, "main", "last"), folder / "plain")
+        settings += [f"policies.{name}.model={model}" for name in ("main", "other")]
+    start(toy_recipe(*settings), folder / "run", quiet())
+    return folder / "run"
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft asks transformers by an old name
+def test_an_adapter_gives_the_log_probs_and_greedy_answers_of_the_run_merged_or_not(
+    adapters: Path, tmp_path: Path
+) -> None:
+    lineup = open_run(adapters)
+    episode = TrainedTeam(lineup).play_sync(lineup.make_env().tasks("test", 1, 1)[0], temperature=0.0)
     ids = torch.arange(6, 30)[None]
     seen = {}
     for name, policy in lineup.policies.items():
         with torch.no_grad(), policy.alone():
             expected = policy.model(ids).logits
-        export_policy(find_policy(tmp_path / "run", name, "last"), tmp_path / name)
-        plain = AutoModelForCausalLM.from_pretrained(tmp_path / name).eval()
-        assert not [key for key, _ in plain.named_parameters() if "lora" in key]
+        found = find_policy(adapters, name, "last")
+        base = export_policy(found, tmp_path / name)
+        assert base is not None
+        assert export_policy(found, tmp_path / f"{name}-merged", merge=True) is None
+        beside = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / name).eval()
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / f"{name}-merged").eval()
+        assert not [key for key, _ in merged.named_parameters() if "lora" in key]
+        again = load_model(f"run:{adapters}#{name}", seed=0, dtype="float32", context=None).model
         with torch.no_grad():
-            seen[name] = plain(ids).logits
-        assert (seen[name] - expected).abs().max() < 1e-5
-        again = load_model(f"run:{tmp_path / 'run'}#{name}", seed=0, dtype="float32", context=None).model
-        with torch.no_grad():
-            assert (again(ids).logits - expected).abs().max() < 1e-5
+            seen[name] = beside(ids).logits
+            for logits in (seen[name], merged(ids).logits, again(ids).logits):
+                assert (logits - expected).abs().max() < 1e-5
+        for turn in [turn for turn in episode.turns if turn.policy == name]:
+            prompt = torch.tensor([turn.prompt_ids])
+            ends = GenerationConfig.from_pretrained(tmp_path / name)
+            for model in (beside, merged):
+                done = model.generate(
+                    input_ids=prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    generation_config=ends,
+                    max_new_tokens=3,
+                    do_sample=False,
+                )
+                assert tuple(done[0, prompt.shape[1] :].tolist()) == turn.completion_ids
     assert (seen["main"] - seen["other"]).abs().max() > 1e-3, "the adapters were meant to differ"
+
+
+def test_an_adapter_brings_its_base_only_where_nothing_else_has_it(adapters: Path, tmp_path: Path) -> None:
+    export_policy(find_policy(adapters, "main", "last"), tmp_path / "out")
+    named = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"]
+    plain = adapters.parent / "plain"
+    assert named == str(plain if plain.is_dir() else tmp_path / "out" / "base")
+    assert (tmp_path / "out" / "base" / "model.safetensors").is_file() == (not plain.is_dir())
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    messages = [{"role": "user", "content": "abc"}]
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert tuple(ids) == open_run(adapters).policies["main"].renderer.render("abc")
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [("tiny", None), ("tiny:width=64", None), ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"), ("MODEL.gguf", None)],
+)
+def test_plain_transformers_finds_hub_ids_and_folders(source: str, place: str | None, tmp_path: Path) -> None:
+    (tmp_path / "MODEL.gguf").touch()
+    assert plain_place(source.replace("MODEL", str(tmp_path / "MODEL"))) == place
+
+
+def test_an_adapters_folder_alone_is_no_model_of_a_recipe(adapters: Path, tmp_path: Path) -> None:
+    export_policy(find_policy(adapters, "main", "last"), tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"holds an adapter without its model.* export --merge"):
+        load_model(str(tmp_path / "out"), seed=0, dtype="float32", context=None)
+
+
+def test_the_command_says_what_it_wrote_and_merges_adapters_only(adapters: Path, run_dir: Path, tmp_path: Path) -> None:
+    result = coterie("export", adapters, "--policy", "main", "--to", tmp_path / "beside")
+    assert (result.exit_code, "an adapter, which peft loads beside" in result.stdout) == (0, True), result.output
+    result = coterie("export", adapters, "--policy", "main", "--to", tmp_path / "whole", "--merge")
+    assert (result.exit_code, 'in a recipe: model = "' in result.stdout) == (0, True), result.output
+    assert (tmp_path / "whole" / "model.safetensors").is_file()
+    result = coterie("export", run_dir, "--policy", "main", "--to", tmp_path / "full", "--merge")
+    assert result.exit_code == 2
+    assert "policy 'main' has no adapter to merge (train = \"full\")" in result.stderr
+    assert not (tmp_path / "full").exists()

@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2LMHeadModel, PreTrainedModel
 
 from coterie.errors import ConfigError
-from coterie.lineup import Lineup, assemble, check_env_fits, trains_at
+from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.policy_tables import PolicyTable
 from learning_toys import MIX, TINY, WARM, toy_recipe
 
@@ -102,6 +102,10 @@ def test_a_model_that_cannot_checkpoint_activations_is_refused(monkeypatch: pyte
     [
         ({}, [0, 1, 2, 3, 4, 5]),
         ({"update_every": 2}, [1, 3, 5]),
+        ({"update_every": 2, "update_offset": 0}, [0, 2, 4]),
+        ({"update_every": 2, "update_offset": 1}, [1, 3, 5]),
+        ({"update_every": 3, "update_offset": 1}, [1, 4]),
+        ({"update_every": 1, "update_offset": 0}, [0, 1, 2, 3, 4, 5]),
         ({"update_every": 4}, [3]),
         ({"train_until": 2}, [0, 1]),
         ({"update_every": 2, "train_until": 5}, [1, 3]),
@@ -110,7 +114,7 @@ def test_a_model_that_cannot_checkpoint_activations_is_refused(monkeypatch: pyte
 )
 def test_the_plan_says_in_which_steps_a_policy_is_trained(options: dict[str, object], steps: list[int]) -> None:
     table = PolicyTable.model_validate({"model": "tiny", **options})
-    assert [step for step in range(6) if trains_at(table, step)] == steps
+    assert [step for step in range(6) if table.trains_at(step)] == steps
 
 
 def test_the_seats_of_a_step_follow_the_plan() -> None:

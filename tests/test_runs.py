@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from coterie.config import dump_recipe
 from coterie.durable import RunLock
 from coterie.errors import CheckpointError, ConfigError, TrainError
 from coterie.faults import VARIABLE, InjectedFaultError
 from coterie.lineup import assemble, check_env_fits
 from coterie.record import read_rows
-from coterie.runs import check_changes, load_weights, open_run, resume, start
+from coterie.runs import changed_schedules, check_changes, load_weights, open_run, refuse_begun, resume, start
 from coterie.tensors import load_tensors
 from coterie.train import Listener
 from learning_toys import MIX, PER_ROLE, WARM, Child, quiet, snapshot, toy_recipe
@@ -239,6 +240,38 @@ def test_a_signal_in_the_warm_start_is_heard(tmp_path: Path, reference: Referenc
     assert snapshot(tmp_path / "run") == reference(*settings)[1]
 
 
+@pytest.mark.parametrize("how", ["stopped", "failed"])
+def test_after_a_warm_start_that_did_not_end_the_same_command_starts_again(
+    how: str, tmp_path: Path, reference: Reference
+) -> None:
+    settings = (*PER_ROLE, *WARM)
+    listener = quiet()
+
+    def end(name: str, step: int, steps: int, loss: float) -> None:
+        if step == 2:
+            raise KeyboardInterrupt if how == "stopped" else TrainError("loss nan")
+
+    unlucky = Listener(step=listener.step, score=listener.score, imitate=end, stop=listener.stop)
+    with pytest.raises((KeyboardInterrupt, TrainError)):
+        start(toy_recipe(*settings), tmp_path / "run", unlucky)
+    start(toy_recipe(*settings), tmp_path / "run", quiet())
+    assert snapshot(tmp_path / "run") == reference(*settings)[1]
+
+
+def test_a_folder_with_a_checkpoint_or_anything_else_is_not_started_in_again(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").touch()
+    (tmp_path / "checkpoints" / ".tmp-step_00000000-1").mkdir(parents=True)
+    refuse_begun(tmp_path)
+    for kept in ("checkpoints/step_00000000", "metrics.jsonl", "note.txt"):
+        (tmp_path / kept).mkdir()
+        with pytest.raises(ConfigError, match="is not empty; nothing was changed"):
+            refuse_begun(tmp_path)
+        (tmp_path / kept).rmdir()
+    (tmp_path / "recipe.json").unlink()
+    with pytest.raises(ConfigError, match="is not empty; nothing was changed"):
+        refuse_begun(tmp_path)
+
+
 # ---- disks ------------------------------------------------------------------------------------------------------
 
 
@@ -375,6 +408,23 @@ def test_a_resumed_run_with_another_recipe_is_refused_or_asked_about(tmp_path: P
     assert summary["steps"] == 3
     assert [row["step"] for row in read_rows(run_dir / "metrics.jsonl")] == [0, 1, 2]
     resume(run_dir, longer, quiet(), accept_changes=False)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "until", "remark"),
+    [("linear", 9, True), ("cosine", 9, True), ("constant", 9, False), ("linear", 2, False)],
+)
+def test_the_difference_says_where_other_steps_are_another_schedule(schedule: str, until: int, remark: bool) -> None:
+    """4 -> 6 steps; a policy whose last update is in step 2 either way keeps its schedule."""
+    settings = (*PER_ROLE, f"policies.other.optimizer.schedule={schedule}", f"policies.other.train_until={until}")
+    old, new = toy_recipe(*settings), toy_recipe(*settings, "train.steps=6")
+    shown = "policies.other: the LIKE schedule ends after 4 -> 6 updates; the learning rate of every later step"
+    remarks = changed_schedules(old, new)
+    assert [text.startswith(shown.replace("LIKE", schedule)) for text in remarks] == [True] * remark
+    pattern = r"(?s)train.steps: 4 -> 6" + (r"\n  policies.other: the .*" if remark else r"\n") + "Add --accept-changes"
+    with pytest.raises(ConfigError, match=pattern):
+        check_changes(dump_recipe(old), dump_recipe(new), accept=False, remarks=remarks)
+    check_changes(dump_recipe(old), dump_recipe(new), accept=True, remarks=remarks)
 
 
 def test_only_whole_keys_count_as_compatible() -> None:

@@ -362,6 +362,14 @@ def test_off_its_steps_a_policy_plays_one_candidate_per_act_and_takes_no_step(tm
     assert [row["updates_empty"] for row in rows] == [0] * 4
 
 
+def test_two_policies_take_turns(tmp_path: Path) -> None:
+    settings = ("policies.main.update_every=2", "policies.main.update_offset=0", "policies.other.update_every=2")
+    rows = trained(tmp_path, *PER_ROLE, *settings)
+    assert [row.get("policies_resting") for row in rows] == [["other"], ["main"], ["other"], ["main"]]
+    assert [rows[step]["policy/main/version"] for step in (0, 2)] == [1, 2]
+    assert [rows[step]["policy/other/version"] for step in (1, 3)] == [1, 2]
+
+
 def test_the_schedule_of_a_policy_ends_with_its_own_last_update(tmp_path: Path) -> None:
     """Linear from 0.01 to 0 over 2 updates: 0.01 and 0.005; over 3: 0.01, 0.00667, 0.00333."""
     rows = trained(

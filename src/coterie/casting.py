@@ -60,7 +60,14 @@ def untrained(policy: str) -> str:
     return f"{policy}@{BASE}"
 
 
-_AS_LOADED = {"train": "frozen", "kl": KLTable(), "lora": None, "update_every": 1, "train_until": None}
+_AS_LOADED = {
+    "train": "frozen",
+    "kl": KLTable(),
+    "lora": None,
+    "update_every": 1,
+    "update_offset": None,
+    "train_until": None,
+}
 """What makes a policy's table that of its model as loaded, which nobody trains."""
 
 

@@ -16,6 +16,7 @@ from coterie.shipped import description_of, shipped_recipes
 
 def check(recipe: AnyArgument, settings: Settings = None) -> None:
     """Load everything a recipe names, and print it with every default, its tokens per step and its memory."""
+    from coterie.dry_play import check_prompts
     from coterie.estimate import load_table, memory_table, policy_memory, recipe_table, role_loads
     from coterie.lineup import assemble, check_env_fits
     from coterie.trackers import check_trackers
@@ -25,6 +26,7 @@ def check(recipe: AnyArgument, settings: Settings = None) -> None:
     resolved = check_env_fits(written)
     check_trackers(resolved.trackers)
     lineup = assemble(resolved)
+    check_prompts(lineup, "train", resolved.eval.final_split)
     loads = role_loads(lineup)
     console = Console()
     for table in (

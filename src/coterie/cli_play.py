@@ -41,6 +41,7 @@ def evaluate_team(
 ) -> None:
     """Evaluate by plain play: one answer per act, nothing chosen by reward. A RECIPE plays untrained."""
     from coterie.casting import cast, read_casting, with_untrained
+    from coterie.dry_play import check_prompts
     from coterie.durable import json_text
     from coterie.evaluate import paired_difference
 
@@ -54,6 +55,7 @@ def evaluate_team(
     )
     console = Console()
     changed = cast(lineup, casting) if casting else lineup
+    check_prompts(changed, lineup.recipe.eval.final_split)
     score, episodes = _evaluate(changed, console, casting.describe())
     row: dict[str, Json] = {"source": source, "checkpoint": checkpoint or Which.LAST, "settings": settings or []}
     row |= score.row()

@@ -19,8 +19,11 @@ def export(
     to: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write to; new or empty.")],
     policy: Annotated[str | None, typer.Option(metavar="NAME", help="Which policy; default: the only one.")] = None,
     checkpoint: Checkpoint = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a LoRA policy: one whole model instead of the adapter.")
+    ] = False,
 ) -> None:
-    """Write a trained policy as a folder that plain transformers loads, and that a recipe can name as its model."""
+    """Write a trained policy as a folder for plain transformers, or peft where it is an adapter."""
     from coterie.export import check_free, export_policy
     from coterie.trained import find_policy
 
@@ -30,8 +33,9 @@ def export(
     check_free(to)
     found = find_policy(source.run_dir, policy, "best" if checkpoint is Which.BEST else "last")
     with Console().status(f"writing {found.name} to {to}"):
-        export_policy(found, to)
-    Console().print(Text(f'{found.name} is in {to}; in a recipe: model = "{to}"'), soft_wrap=True)
+        base = export_policy(found, to, merge=merge)
+    use = f'in a recipe: model = "{to}"' if base is None else f"an adapter, which peft loads beside {base}"
+    Console().print(Text(f"{found.name} is in {to}; {use}"), soft_wrap=True)
 
 
 def doctor(source: AnyArgument, checkpoint: Checkpoint = None, settings: Settings = None) -> None:

@@ -79,9 +79,9 @@ def _free_demo() -> Path:
 def _train(recipe: Recipe, run_dir: Path) -> None:
     """Train from the beginning; what cannot work is refused before anything is shown."""
     from coterie.lineup import check_env_fits
-    from coterie.runs import refuse_used, start
+    from coterie.runs import refuse_begun, start
 
-    refuse_used(run_dir)
+    refuse_begun(run_dir)
     check_env_fits(recipe)
     _watch(recipe, run_dir, False, lambda listener: start(recipe, run_dir, listener))
 

@@ -176,21 +176,31 @@ class Recipe(Table):
                 "sampling.num_candidates = 1: a baseline needs at least 2 candidates to compare; "
                 "every advantage would be 0. Set it to 2 or more (8 is usual)"
             )
-        for name in self.trained_policies:
-            table, steps = self.policies[name], self.train.steps
-            last = steps if table.train_until is None else min(steps, table.train_until)
-            if last < table.update_every:
-                raise ValueError(
-                    f"policies.{name} would never be trained: its first update is in step {table.update_every} "
-                    f"(update_every), its last step is {last} (train_until, train.steps). Lower update_every, raise "
-                    'the others, or set train = "frozen"'
-                )
+        self._every_step_trains()
         if (self.loss.aggregation == "constant") != (self.loss.constant is not None):
             raise ValueError('loss.constant goes with loss.aggregation = "constant", and only with it')
         if self.credit.gamma != 1.0 and self.credit.returns != "discounted":
             raise ValueError('credit.gamma is used only with credit.return = "discounted"; remove it or change return')
         self._tree_or_chain()
         return self
+
+    def _every_step_trains(self) -> None:
+        """Refuse a policy that no step would train, and a step that would train no policy."""
+        steps, tables = self.train.steps, {name: self.policies[name] for name in self.trained_policies}
+        for name, table in tables.items():
+            last = steps if table.train_until is None else min(steps, table.train_until)
+            if last <= table.first_update:
+                raise ValueError(
+                    f"policies.{name} would never be trained: its first update is in step {table.first_update + 1} "
+                    f"(update_every, update_offset), its last step is {last} (train_until, train.steps). Lower the "
+                    'first, raise the others, or set train = "frozen"'
+                )
+        idle = (step for step in range(steps) if not any(table.trains_at(step) for table in tables.values()))
+        if tables and (step := next(idle, None)) is not None:
+            raise ValueError(
+                f"no policy would be trained in step {step + 1} of {steps}: it would be played for nothing. Let "
+                "update_every, update_offset and train_until of the policies leave no step out, or lower train.steps"
+            )
 
     def _tree_or_chain(self) -> None:
         """Refuse options that only the other sampling mode reads."""
@@ -214,6 +224,10 @@ class Recipe(Table):
     def trained_policies(self) -> tuple[str, ...]:
         """Names of the policies that learn, in the order of the recipe."""
         return tuple(name for name, table in self.policies.items() if table.train != "frozen")
+
+    def num_updates(self, policy: str) -> int:
+        """Return in how many steps a policy is trained."""
+        return sum(self.policies[policy].trains_at(step) for step in range(self.train.steps))
 
 
 def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) -> None:

@@ -13,14 +13,12 @@ from rich.text import Text
 
 from coterie.config import Recipe, dump_recipe
 from coterie.display import titled
-from coterie.engines import Completion, Request
-from coterie.env import Expert
+from coterie.dry_play import DRY_TASKS, empty_answers
 from coterie.lineup import Lineup
 from coterie.models.loading import DTYPES
 from coterie.rollout import plays_of
-from coterie.types import Json, StopReason
+from coterie.types import Json
 
-_DRY_TASKS = 2
 _VALUES_PER_LAYER = 16
 """Values that a transformer layer keeps for its backward pass, per token and hidden unit: about so many."""
 _LOGIT_COPIES = 3
@@ -73,14 +71,9 @@ def role_loads(lineup: Lineup) -> list[RoleLoad]:
 
     An episode is then as long as it can get, because nothing is solved. Raises what an env that cannot play raises.
     """
-
-    def nothing(request: Request, expert: Expert | None) -> tuple[Completion, ...]:  # noqa: ARG001
-        end = lineup.policies[request.policy].renderer.end_id
-        return (Completion(ids=(end,), logprobs=(0.0,), text="", stop_reason=StopReason.END),) * len(request.candidates)
-
-    rollout = lineup.rollout(training=True, event=_ignore, before_batch=_go_on, expert=nothing)
+    rollout = lineup.rollout(training=True, event=_ignore, before_batch=_go_on, expert=empty_answers(lineup.policies))
     sampling = lineup.recipe.sampling
-    tasks = lineup.make_env().tasks("train", 0, _DRY_TASKS)
+    tasks = lineup.make_env().tasks("train", 0, DRY_TASKS)
     repeats = sampling.num_candidates if sampling.mode == "chain" else 1
     episodes = rollout.run(plays_of(tasks, seed=lineup.recipe.seed, purpose="play", step=0, episodes_per_task=repeats))
     acts: dict[str, dict[str, set[tuple[int, int]]]] = defaultdict(lambda: defaultdict(set))

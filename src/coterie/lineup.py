@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from coterie.config import EnvTable, PolicyTable, Recipe
+from coterie.config import EnvTable, Recipe
 from coterie.engines import Engine, Sampling
 from coterie.engines.torch import TorchEngine
 from coterie.env import Env, make_env
@@ -63,7 +63,7 @@ class Lineup:
                 max_tokens = max_tokens if own.max_tokens is None else own.max_tokens
                 stop = stop if own.stop is None else own.stop
             table = self.recipe.policies[name]
-            trains = table.train != "frozen" if step is None else trains_at(table, step)
+            trains = table.train != "frozen" if step is None else table.trains_at(step)
             seats[role] = Seating(
                 policy=name,
                 version=policy.version,
@@ -137,12 +137,6 @@ class Lineup:
 
     def _warmed(self) -> Mapping[str, Resident]:
         return self.residents if self.recipe.imitate is not None else {}
-
-
-def trains_at(table: PolicyTable, step: int) -> bool:
-    """Return whether a policy is trained in a step (from 0); in the others it plays one candidate per act."""
-    before_end = table.train_until is None or step < table.train_until
-    return table.train != "frozen" and before_end and (step + 1) % table.update_every == 0
 
 
 def check_env_fits(recipe: Recipe) -> Recipe:

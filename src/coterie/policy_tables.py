@@ -66,6 +66,8 @@ class PolicyTable(Table):
     """Filled in with its defaults where ``train = "lora"``, refused elsewhere."""
     update_every: Positive = 1
     """Train in every so many steps; in the others the policy plays one candidate per act and collects nothing."""
+    update_offset: Annotated[int, Field(ge=0)] | None = None
+    """Which of ``update_every`` steps trains it, the first being 0; ``None``: the last."""
     train_until: Annotated[int, Field(ge=0)] | None = None
     """Train in the first so many steps only; ``None``: in all."""
     gradient_checkpointing: bool = False
@@ -93,8 +95,24 @@ class PolicyTable(Table):
         """Refuse what this kind of policy would not read."""
         if self.lora is not None and self.train != "lora":
             raise ValueError(f'lora is read only with train = "lora", not "{self.train}"; change train or remove it')
-        plan = self.model_fields_set & {"update_every", "train_until", "gradient_checkpointing"}
-        default = (self.update_every, self.train_until, self.gradient_checkpointing) == (1, None, False)
+        if self.update_offset is not None and self.update_offset >= self.update_every:
+            raise ValueError(
+                f"update_offset = {self.update_offset} counts the steps of one turn of update_every = "
+                f"{self.update_every}: expected 0 to {self.update_every - 1}. Lower it or raise update_every"
+            )
+        plan = self.model_fields_set & {"update_every", "update_offset", "train_until", "gradient_checkpointing"}
+        own = (self.update_every, self.update_offset, self.train_until, self.gradient_checkpointing)
+        default = own == (1, None, None, False)
         if self.train == "frozen" and plan and not default:
             raise ValueError(f'{min(plan)} is not read with train = "frozen"; remove it or change train')
         return self
+
+    @property
+    def first_update(self) -> int:
+        """The first step (from 0) that trains it, unless ``train_until`` ends before."""
+        return self.update_every - 1 if self.update_offset is None else self.update_offset
+
+    def trains_at(self, step: int) -> bool:
+        """Return whether the policy is trained in a step (from 0); in the others it plays one candidate per act."""
+        before_end = self.train_until is None or step < self.train_until
+        return self.train != "frozen" and before_end and step % self.update_every == self.first_update

@@ -15,13 +15,14 @@ from typing import Any
 
 from coterie.checkpoint import CheckpointStore, truncate_journals
 from coterie.config import Recipe, dump_recipe, read_recipe
-from coterie.durable import RunLock, atomic_write_json, check_writable
+from coterie.dry_play import check_prompts
+from coterie.durable import LOCK_NAME, RunLock, atomic_write_json, check_writable
 from coterie.errors import CheckpointError, ConfigError
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.plots import draw_curves
-from coterie.record import Recorder, read_rows
+from coterie.record import EVAL, EVENTS, Recorder, read_rows
 from coterie.shipped import RECIPE_JSON
-from coterie.trackers import check_trackers, open_trackers
+from coterie.trackers import RUN_ID, check_trackers, open_trackers
 from coterie.train import Listener, Run
 from coterie.trained import Which, find_checkpoint, load_weights
 from coterie.types import Json
@@ -41,6 +42,9 @@ _COMPATIBLE = (
     "train.max_skipped_updates",
     "train.episode_deadline_s",
 )
+
+_BEFORE_SAVING = {RECIPE, LOCK_NAME, EVENTS, EVAL, RUN_ID, "checkpoints", "tensorboard", "wandb"}
+"""What a run folder holds, at most, before the first checkpoint is saved."""
 
 
 class StopRequestedError(BaseException):
@@ -82,8 +86,8 @@ def stop_signals() -> Iterator[StopSignal]:
 
 
 def start(recipe: Recipe, run_dir: Path, listener: Listener) -> Mapping[str, Json]:
-    """Train a recipe from the beginning in a new folder; return its summary."""
-    refuse_used(run_dir)
+    """Train a recipe from the beginning in a new folder, or one whose run saved nothing; return its summary."""
+    refuse_begun(run_dir)
     recipe = check_env_fits(recipe)
     check_trackers(recipe.trackers)
     if not recipe.trained_policies:
@@ -92,10 +96,22 @@ def start(recipe: Recipe, run_dir: Path, listener: Listener) -> Mapping[str, Jso
             "play them as they are with coterie eval"
         )
     lineup = assemble(recipe)
+    check_prompts(lineup, "train", recipe.eval.final_split, *([recipe.eval.split] if recipe.eval.every else []))
     check_writable(run_dir)
     with RunLock(run_dir):
         atomic_write_json(run_dir / RECIPE, dump_recipe(recipe))
         return _train(lineup, run_dir, listener)
+
+
+def refuse_begun(run_dir: Path) -> None:
+    """Raise ``ConfigError`` unless the folder is absent or empty, or its run ended before it had saved anything.
+
+    A warm start that fails or is stopped leaves such a folder: nothing in it is worth going on from.
+    """
+    names = {path.name for path in run_dir.iterdir()} if run_dir.is_dir() else set()
+    saved = [path for path in (run_dir / "checkpoints").glob("*") if not path.name.startswith(".tmp-")]
+    if saved or not names <= _BEFORE_SAVING or not names & {RECIPE, LOCK_NAME}:
+        refuse_used(run_dir)
 
 
 def refuse_used(run_dir: Path) -> None:
@@ -119,7 +135,7 @@ def resume(run_dir: Path, recipe: Recipe | None, listener: Listener, accept_chan
     own = read_recipe(run_dir / RECIPE)
     if recipe is not None:
         recipe = check_env_fits(recipe)
-        check_changes(dump_recipe(own), dump_recipe(recipe), accept_changes)
+        check_changes(dump_recipe(own), dump_recipe(recipe), accept_changes, changed_schedules(own, recipe))
     lineup = assemble(check_env_fits(recipe or own))
     with RunLock(run_dir):
         atomic_write_json(run_dir / RECIPE, dump_recipe(lineup.recipe))
@@ -162,13 +178,36 @@ def open_run(
     return lineup
 
 
-def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool) -> None:
-    """Raise ``ConfigError`` showing the difference of two resolved recipes, unless it is compatible and accepted."""
+def changed_schedules(old: Recipe, new: Recipe) -> tuple[str, ...]:
+    """Return a remark for each policy whose learning rate, from the next step on, depends on how many steps there are.
+
+    Linear and cosine schedules end with the policy's last update: when that moves, every rate on the way there does.
+    """
+    remarks = []
+    for name in new.trained_policies:
+        schedule = new.policies[name].optimizer.schedule
+        if name not in old.policies or schedule == "constant":
+            continue
+        before, after = old.num_updates(name), new.num_updates(name)
+        if before != after:
+            remarks.append(
+                f"policies.{name}: the {schedule} schedule ends after {before} -> {after} updates; the learning rate "
+                "of every later step is another than it would have been"
+            )
+    return tuple(remarks)
+
+
+def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool, remarks: Sequence[str] = ()) -> None:
+    """Raise ``ConfigError`` showing the difference of two resolved recipes, unless it is compatible and accepted.
+
+    ``remarks`` say what the difference brings with it; they are shown below it.
+    """
     before, after = _flat(old), _flat(new)
     changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     if not changed:
         return
     lines = "\n".join(f"  {key}: {before.get(key, '(absent)')!r} -> {after.get(key, '(absent)')!r}" for key in changed)
+    lines += "".join(f"\n  {remark}" for remark in remarks)
     refused = [key for key in changed if key not in _COMPATIBLE and not key.startswith("eval.")]
     if refused:
         raise ConfigError(

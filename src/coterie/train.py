@@ -19,7 +19,7 @@ from coterie.evaluate import Score, evaluate
 from coterie.faults import fault_point
 from coterie.imitate import Progress, warm_start
 from coterie.learner import Learner, Update
-from coterie.lineup import Lineup, TaskStream, trains_at
+from coterie.lineup import Lineup, TaskStream
 from coterie.record import Recorder, flat_numbers, mean
 from coterie.rollout import plays_of
 from coterie.types import Credit, Episode, Json, Sample, Task
@@ -128,7 +128,7 @@ class Run:
         samples = samples_by_policy(report.credits, self.learners)
         updates = {}
         for name, learner in self.learners.items():
-            if not trains_at(self.recipe.policies[name], self.next_step):
+            if not self.recipe.policies[name].trains_at(self.next_step):
                 continue
             fault_point("update", self.next_step)
             updates[name] = learner.step(samples[name])
@@ -155,7 +155,7 @@ class Run:
                 self.lineup.policies[name],
                 self.recipe.policies[name],
                 self.recipe.loss,
-                total_steps=self._num_updates(name) * train.steps_per_batch,
+                total_steps=self.recipe.num_updates(name) * train.steps_per_batch,
                 steps_per_batch=train.steps_per_batch,
                 micro_batch_tokens=train.micro_batch_tokens,
                 autocast=train.precision == "bfloat16",
@@ -163,10 +163,6 @@ class Run:
             )
             for name in self.recipe.trained_policies
         }
-
-    def _num_updates(self, name: str) -> int:
-        """Return in how many steps of the recipe a policy is trained."""
-        return sum(trains_at(self.recipe.policies[name], step) for step in range(self.recipe.train.steps))
 
     def pay(self) -> None:
         """Do the evaluations that are due. One that an interrupt cuts short stays due, in the checkpoint too."""

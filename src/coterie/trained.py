@@ -160,15 +160,28 @@ def load_model(source: str, *, seed: int, dtype: str, context: int | None) -> Lo
 
 
 def load_trained(policy: TrainedPolicy, *, dtype: str, context: int | None) -> LoadedModel:
-    """Return the model of a trained policy: its base, with the trained weights copied or merged in.
+    """Return the model of a trained policy: its base, with the trained weights copied in or the adapter merged in."""
+    loaded = load_base(policy, dtype=dtype, context=context)
+    if policy.checkpoint is None:
+        return loaded
+    if policy.table.lora is None:
+        weights = dict(loaded.model.named_parameters())
+        copy_weights(weights, policy.checkpoint.path / policy.name, policy.name)
+    else:
+        merge_adapter(loaded.model, adapter_tensors(policy, policy.checkpoint), policy.table.lora)
+    return loaded
+
+
+def load_base(policy: TrainedPolicy, *, dtype: str, context: int | None) -> LoadedModel:
+    """Return the model that a policy's weights replace, or that its adapter goes beside: warm, if its run warmed it.
 
     The tokenizer's own chat template becomes the one that was trained with, options and all, and the generation config
     names every end token of it, so that plain ``transformers`` sees the same prompts and stops at the same tokens.
     """
     table = policy.table
     loaded = load_model(table.model, seed=policy.recipe.seed, dtype=dtype, context=context)
-    if policy.checkpoint is not None:
-        _take_over(loaded.model, policy, policy.checkpoint.path)
+    if policy.checkpoint is not None and table.lora is not None:
+        _take_over_warmth(loaded.model, policy, policy.checkpoint.path)
     renderer = ChatRenderer(loaded.tokenizer, template=table.template, options=table.template_options)
     if table.template is not None or table.template_options:
         loaded.tokenizer.chat_template = renderer.standalone_template()
@@ -178,18 +191,19 @@ def load_trained(policy: TrainedPolicy, *, dtype: str, context: int | None) -> L
     return LoadedModel(loaded.model, loaded.tokenizer, loaded.context, frozenset(end_ids), loaded.source)
 
 
-def _take_over(model: PreTrainedModel, policy: TrainedPolicy, folder: Path) -> None:
-    """Make a base the trained policy: its weights copied in, or its adapter merged into the base it was trained on."""
+def adapter_tensors(policy: TrainedPolicy, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return the tensors of a policy's adapter, by the names ``peft`` gives them without its prefix."""
+    folder = checkpoint.path / policy.name
+    check_owner(folder, json.loads((folder / "learner.json").read_text()), policy.name)
+    return load_tensors(folder / "weights.safetensors")
+
+
+def _take_over_warmth(model: PreTrainedModel, policy: TrainedPolicy, folder: Path) -> None:
+    """Give a base, as loaded, the weights that the run's warm start left it with."""
     table = policy.table
     weights = dict(model.named_parameters())
-    if table.lora is None:
-        copy_weights(weights, folder / policy.name, policy.name)
-        return
     for other, its in policy.recipe.policies.items():
         shared = folder / other / RESIDENT  # written once, for the first policy of those that share the model
         same = (its.model, its.dtype, its.context) == (table.model, table.dtype, table.context)
         if same and its.lora is not None and shared.is_file():
             restore_tensors(shared, weights)
-    saved = load_tensors(folder / policy.name / "weights.safetensors")
-    check_owner(folder / policy.name, json.loads((folder / policy.name / "learner.json").read_text()), policy.name)
-    merge_adapter(model, saved, table.lora)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import importlib.util
 import json
 import logging
 import pathlib
+import threading
+from collections.abc import Iterator
 
 import huggingface_hub.constants
 import pytest
@@ -13,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from coterie.errors import ConfigError
-from coterie.models.loading import load, save, turn_off_dropout
+from coterie.models.loading import load, save, turn_off_dropout, unreached_hub
 from coterie.models.tiny import tiny_config, tiny_tokenizer
 
 SMALL = "tiny:width=16,layers=1,heads=2,positions=32"
@@ -63,6 +66,46 @@ def test_a_hub_id_that_is_not_here_is_refused_without_network(monkeypatch: pytes
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="download the model beforehand"):
         load("nobody/no-such-model", seed=0)
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    """Answers every request with 501, and logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def answering() -> Iterator[str]:
+    """The address of a server that refuses everything."""
+    with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_hub_that_cannot_be_connected_to_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Port 9 refuses. ``local_files_only`` is what keeps the library from trying for a minute."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    asked: list[object] = []
+
+    def from_pretrained(place: str, **options: object) -> None:
+        asked.append(options.get("local_files_only"))
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr("coterie.models.loading.AutoTokenizer.from_pretrained", from_pretrained)
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:9 is not reached .*download the model beforehand"):
+        load("nobody/no-such-model", seed=0)
+    assert asked == [True]
+
+
+def test_a_hub_that_answers_anything_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch, answering: str) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", answering)
+    assert unreached_hub() == ""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "is not reached" in unreached_hub()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert unreached_hub() == "", "nobody is asked"
 
 
 def test_more_context_than_the_model_has_and_unknown_dtypes_are_refused() -> None:

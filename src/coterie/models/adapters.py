@@ -55,13 +55,7 @@ class Resident:
         # Not the policy's name: peft refuses some names and looks for others inside module names.
         key = f"adapter{len(self._tensors)}"
         targets = self._targets(policy, lora)
-        config = LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            target_modules=targets,
-            lora_dropout=lora.dropout,
-            fan_in_fan_out=isinstance(self._linear[targets[0]], Conv1D),
-        )
+        config = peft_config(lora, targets, self._linear[targets[0]])
         with torch.random.fork_rng(devices=[]):
             if self._tuner is None:
                 self._tuner = LoraModel(self.model, config, key)
@@ -179,6 +173,17 @@ class Adapter:
     def weights(self) -> dict[str, Parameter]:
         """Return the adapter's tensors; the names are the same for every policy."""
         return self.resident.tensors(self.key)
+
+
+def peft_config(lora: LoraTable, targets: Sequence[str], module: torch.nn.Module) -> LoraConfig:
+    """Return peft's description of an adapter beside the modules of these full names; ``module`` is one of them."""
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=list(targets),
+        lora_dropout=lora.dropout,
+        fan_in_fan_out=isinstance(module, Conv1D),
+    )
 
 
 def _matches(name: str, target: str) -> bool:

