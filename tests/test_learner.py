@@ -18,9 +18,10 @@ from coterie.config import LossTable, OptimizerTable, PolicyTable
 from coterie.credit import advantages_over
 from coterie.engines.torch import TorchEngine
 from coterie.errors import CheckpointError, TrainError
-from coterie.learner import Learner, Update, learning_rate
+from coterie.learner import Learner, Update
 from coterie.models.policy import Policy
 from coterie.models.tiny import tiny_model
+from coterie.stepper import learning_rate
 from coterie.types import Sample
 from learning_toys import bigram, gpt2, llama, plain_logprobs, policy_of, request, sample
 
@@ -365,7 +366,7 @@ def test_small_steps_on_bfloat16_weights_add_up_in_their_master_copies() -> None
     assert bool((norm.detach() == 1.0).all())
     assert 0.0 < first.changed < 1.0
     constant_push(policy, learner, 15)
-    master = learner.masters[learner.names.index("transformer.ln_f.weight")]
+    master = learner.stepper.masters[learner.stepper.names.index("transformer.ln_f.weight")]
     assert master.dtype == torch.float32
     assert 0.004 < float((master.detach() - 1.0).abs().max()) < 0.016
     assert float((norm.detach().float() - 1.0).abs().max()) >= 0.0039
@@ -392,7 +393,11 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_and_is_counted(value: flo
     policy, other = (policy_of(gpt2().to(DTYPES[dtype]), name=name) for name in ("main", "other"))
     learner, neighbour = learner_of(policy, dtype=dtype), learner_of(other, dtype=dtype)
     learner.step(drawn(policy, [1.0, -1.0]))
-    before = sha(policy.model), copy.deepcopy(learner.optimizer.state_dict()), [m.clone() for m in learner.masters]
+    before = (
+        sha(policy.model),
+        copy.deepcopy(learner.stepper.optimizer.state_dict()),
+        [m.clone() for m in learner.stepper.masters],
+    )
     handle = poison(policy.model, value)
     updates = [learner.step(drawn(policy, [1.0, -1.0], step=step)) for step in (1, 2)]
     handle.remove()
@@ -400,8 +405,8 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_and_is_counted(value: flo
     assert not math.isfinite(updates[0].grad_norm or 0.0), "the norm is reported as it is"
     assert learner.skipped_in_a_row == 2
     assert sha(policy.model) == before[0]
-    assert all(torch.equal(a, b) for a, b in zip(learner.masters, before[2], strict=True))
-    for key, state in learner.optimizer.state_dict()["state"].items():
+    assert all(torch.equal(a, b) for a, b in zip(learner.stepper.masters, before[2], strict=True))
+    for key, state in learner.stepper.optimizer.state_dict()["state"].items():
         assert all(torch.equal(torch.as_tensor(state[n]), torch.as_tensor(before[1]["state"][key][n])) for n in state)
     assert neighbour.step(drawn(other, [1.0, -1.0])).stepped
     assert learner.step(drawn(policy, [1.0, -1.0], step=3)).stepped
@@ -419,7 +424,7 @@ def test_a_step_of_one_policy_changes_no_weight_of_another() -> None:
     assert sha(frozen.model) == before
     assert sha(trained.model) != before
     assert all(weight.grad is None for weight in frozen.model.parameters())
-    held = {id(p) for group in learner.optimizer.param_groups for p in group["params"]}
+    held = {id(p) for group in learner.stepper.optimizer.param_groups for p in group["params"]}
     assert held == {id(p) for p in trained.model.parameters()}
 
 
@@ -508,7 +513,7 @@ def test_a_loaded_learner_goes_on_bit_for_bit(dtype: str, tmp_path: Path) -> Non
     assert again.version == 2
     assert [resumed.step(drawn(again, [1.0, -1.0], step=step)) for step in (2, 3)] == straight
     assert sha(again.model) == sha(policy.model)
-    assert all(torch.equal(a, b) for a, b in zip(resumed.masters, learner.masters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(resumed.stepper.masters, learner.stepper.masters, strict=True))
 
 
 def test_after_loading_the_engine_draws_with_the_loaded_weights(tmp_path: Path) -> None:

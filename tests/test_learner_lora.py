@@ -67,7 +67,7 @@ def prints(team: dict[str, Policy]) -> dict[str, str]:
 
 
 def held(learner: Learner) -> set[int]:
-    return {id(p) for group in learner.optimizer.param_groups for p in group["params"]}
+    return {id(p) for group in learner.stepper.optimizer.param_groups for p in group["params"]}
 
 
 def logits(policy: Policy) -> torch.Tensor:
@@ -156,7 +156,7 @@ def test_small_steps_of_an_adapter_beside_a_bfloat16_model_are_not_lost() -> Non
     team = lora_team(gpt2(spread=1.0).to(torch.bfloat16), "a")
     stirred(team["a"])
     learner = learner_of(team["a"], lr=1e-5, dtype="bfloat16")
-    assert learner.masters is learner.weights
+    assert learner.stepper.masters is learner.stepper.weights
     assert all(update.changed > 0.9 for update in train(learner, 2))
 
 

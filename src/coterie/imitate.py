@@ -17,11 +17,12 @@ from coterie.engines import Completion, Request
 from coterie.env import Expert
 from coterie.errors import ConfigError, TrainError
 from coterie.keyed import keyed_random, stable_hash
-from coterie.learner import learning_rate, scored_logits
+from coterie.learner import scored_logits
 from coterie.lineup import Lineup
 from coterie.loss import token_logprobs
 from coterie.models.policy import Policy, as_sampled
 from coterie.rollout import Event, Play, plays_of
+from coterie.stepper import learning_rate
 from coterie.team import Plan
 from coterie.types import Episode, Sample, StopReason
 

@@ -18,23 +18,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coterie.batch import MicroBatch, pack
-from coterie.config import LossTable, OptimizerTable, PolicyTable
+from coterie.config import LossTable, PolicyTable
 from coterie.errors import TrainError
 from coterie.loss import LossInput, LossSettings, aggregation_weights, policy_loss, token_entropy, token_logprobs
 from coterie.models.adapters import Adapter
 from coterie.models.policy import Policy, alone, as_sampled
-from coterie.tensors import (
-    check_owner,
-    flatten_optimizer,
-    load_tensors,
-    restore_optimizer,
-    restore_tensors,
-    save_tensors,
-)
+from coterie.stepper import Stepper, learning_rate
+from coterie.tensors import check_owner, restore_tensors, save_tensors
 from coterie.types import Sample
-
-_CHANGE_PROBES = 4096
-"""How many entries of each tensor are compared to say which share of the weights a step changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +64,6 @@ class Update:
         }
         extra = {"kl": self.kl, "importance_capped": self.importance_capped}
         return rows | {name: value for name, value in extra.items() if value is not None}
-
-
-def learning_rate(table: OptimizerTable, step: int, total: int) -> float:
-    """Return the learning rate of optimiser step ``step`` (from 0) of ``total``.
-
-    Linear warm-up to ``lr`` over ``warmup_steps`` (step 0 already moves), then constant, or linear or cosine to 0 at
-    ``total``.
-    """
-    if step < table.warmup_steps:
-        return table.lr * (step + 1) / table.warmup_steps
-    done = (step - table.warmup_steps) / max(1, total - table.warmup_steps)
-    done = min(1.0, done)
-    if table.schedule == "linear":
-        return table.lr * (1.0 - done)
-    if table.schedule == "cosine":
-        return table.lr * 0.5 * (1.0 + math.cos(math.pi * done))
-    return table.lr
 
 
 def mismatch_limit(table: PolicyTable, autocast: bool) -> float:
@@ -149,19 +123,7 @@ class Learner:
             self._set_reference(table.kl.reference, base)
         self.optimizer_steps = 0
         self.skipped_in_a_row = 0
-        self.names = list(policy.weights())
-        self.weights = list(policy.weights().values())
-        # Steps are taken on float32 copies: at 1.0 the spacing of bfloat16 is 0.0039, and small updates would be lost.
-        exact = all(weight.dtype == torch.float32 for weight in self.weights)
-        self.masters = self.weights if exact else [weight.detach().float().clone() for weight in self.weights]
-        self.optimizer = torch.optim.AdamW(
-            self.masters,
-            lr=table.optimizer.lr,
-            betas=table.optimizer.betas,
-            eps=table.optimizer.eps,
-            weight_decay=table.optimizer.weight_decay,
-            fused=True,
-        )
+        self.stepper = Stepper(policy.weights(), table.optimizer)
 
     def _set_reference(self, which: str, base: PreTrainedModel | None) -> None:
         """Keep what the KL refers to. Beside a resident model that is an adapter, or none of them: no second model."""
@@ -231,8 +193,7 @@ class Learner:
         self, batches: Sequence[MicroBatch], old: Sequence[Tensor] | None
     ) -> tuple[float, Counter[str], list[Tensor]]:
         """Leave the batch's gradient in the weights; return the loss, summed metrics, and each batch's log-probs."""
-        for weight in self.weights:
-            weight.grad = None
+        self.stepper.forget()
         total, sums, passed = 0.0, Counter[str](), []
         for index, batch in enumerate(batches):
             reference_N = self._reference_logprobs(batch)
@@ -284,30 +245,18 @@ class Learner:
                 f"policies.{self.policy.name}.mismatch_limit"
             )
 
-    @torch.no_grad()
     def _apply(self, loss: float, sums: Counter[str], first: Counter[str], lr: float) -> Update:
         """Clip the gradient and take the optimiser step, unless it is not finite."""
-        for weight, master in zip(self.weights, self.masters, strict=True):
-            if master is not weight:
-                master.grad = None if weight.grad is None else weight.grad.float()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.table.optimizer.max_grad_norm))
+        norm = self.stepper.clip()
         finite = math.isfinite(norm) and math.isfinite(loss)
         changed = 0.0
         if finite:
-            before = [_probe(weight).clone() for weight in self.weights]
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
-            for weight, master in zip(self.weights, self.masters, strict=True):
-                if master is not weight:
-                    weight.copy_(master)
-            changed = _share_changed(before, [_probe(weight) for weight in self.weights])
+            changed = self.stepper.step(lr)
             self.policy.version += 1
         # The schedule counts attempts, so that a skipped step does not shift what follows.
         self.optimizer_steps += 1
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        for weight in self.weights:
-            weight.grad = None
+        self.stepper.forget()
         count = sums["num_tokens"]
         return Update(
             version=self.policy.version,
@@ -345,13 +294,9 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Write weights, master copies, optimiser state, counters and reference into an existing folder."""
-        save_tensors(folder / "weights.safetensors", _named(self.names, self.weights))
-        if self.masters is not self.weights:
-            save_tensors(folder / "masters.safetensors", _named(self.names, self.masters))
+        settings = self.stepper.save(folder)
         if self._reference_weights():
             save_tensors(folder / "reference.safetensors", self._reference_weights())
-        tensors, settings = flatten_optimizer(self.optimizer, self.names)
-        save_tensors(folder / "optimizer.safetensors", tensors)
         counters = {
             "version": self.policy.version,
             "optimizer_steps": self.optimizer_steps,
@@ -367,30 +312,9 @@ class Learner:
         """
         state = json.loads((folder / "learner.json").read_text())
         check_owner(folder, state, self.policy.name if of is None else of)
-        restore_tensors(folder / "weights.safetensors", _named(self.names, self.weights))
-        if self.masters is not self.weights:
-            restore_tensors(folder / "masters.safetensors", _named(self.names, self.masters))
+        self.stepper.load(folder, state["optimizer"])
         if self._reference_weights():
             restore_tensors(folder / "reference.safetensors", self._reference_weights())
-        restore_optimizer(
-            self.optimizer, self.names, load_tensors(folder / "optimizer.safetensors"), state["optimizer"]
-        )
         self.policy.version = int(state["counters"]["version"])
         self.optimizer_steps = int(state["counters"]["optimizer_steps"])
         self.skipped_in_a_row = int(state["counters"]["skipped_in_a_row"])
-
-
-def _named(names: Sequence[str], tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in zip(names, tensors, strict=True)}
-
-
-def _probe(weight: Tensor) -> Tensor:
-    """Return evenly spread entries of a tensor, at most ``_CHANGE_PROBES``."""
-    flat = weight.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // _CHANGE_PROBES)]
-
-
-def _share_changed(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Return the share of entries that differ."""
-    differ = sum(int((old != new).sum()) for old, new in zip(before, after, strict=True))
-    return differ / max(1, sum(old.numel() for old in before))
