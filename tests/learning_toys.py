@@ -115,7 +115,7 @@ def stirred(adapter: Stirred, seed: int = 0) -> Stirred:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in adapter.weights().values():
-            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3)
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2)
     return adapter
 
 
