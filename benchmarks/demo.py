@@ -1,6 +1,7 @@
 """The demo over seeds, and its control: the same minutes spent on more warm start instead of reinforcement learning.
 
     python benchmarks/demo.py --out benchmarks/results/demo --seeds 0 1 2 [--recipe plan_path-tiny] [--threads 2]
+        [--no-control] [--runs runs/study]
 
 Writes one JSON file per run as soon as it exists, and ``table.md`` over all that are there. A run that has its file is
 not made again, so the study can be stopped and continued.
@@ -54,9 +55,10 @@ class Clock:
         return Listener(step=self.step, score=self.score, imitate=self.imitate, stop=self.stop)
 
 
-def run(raw: Mapping[str, Any], name: str, out: Path) -> dict[str, Any]:
-    """Train a recipe in a temporary folder and keep its journals; return the summary with the warm start's cost."""
-    folder = Path(tempfile.mkdtemp(prefix="coterie-bench-")) / "run"
+def run(raw: Mapping[str, Any], name: str, out: Path, runs: Path | None) -> dict[str, Any]:
+    """Train a recipe and keep its journals, and the run itself in ``runs``; return the summary and more costs."""
+    temporary = Path(tempfile.mkdtemp(prefix="coterie-bench-"))
+    folder = (temporary if runs is None else runs) / name
     clock = Clock()
     summary = dict(start(parse_recipe(raw, name), folder, clock.listener()))
     assert clock.first is not None
@@ -66,12 +68,12 @@ def run(raw: Mapping[str, Any], name: str, out: Path) -> dict[str, Any]:
     shutil.copy(folder / "eval.jsonl", out / f"{name}.eval.jsonl")
     shutil.copy(folder / "metrics.jsonl", out / f"{name}.metrics.jsonl")
     shutil.copy(folder / "timings.jsonl", out / f"{name}.timings.jsonl")
-    shutil.rmtree(folder.parent)
+    shutil.rmtree(temporary)
     (out / f"{name}.json").write_text(json.dumps(summary, indent=1))
     return summary
 
 
-def study(recipe: str, seeds: list[int], threads: int, out: Path, control: bool) -> None:
+def study(recipe: str, seeds: list[int], threads: int, out: Path, control: bool, runs: Path | None) -> None:
     """Make every run that is missing."""
     out.mkdir(parents=True, exist_ok=True)
     base = dump_recipe(read_recipe(shipped_recipe(recipe)))
@@ -80,7 +82,7 @@ def study(recipe: str, seeds: list[int], threads: int, out: Path, control: bool)
         path = out / f"{recipe}-seed{seed}.json"
         if not path.exists():
             print(path.stem, flush=True)
-            run(raw, path.stem, out)
+            run(raw, path.stem, out, runs)
         if not control:
             continue
         trained = json.loads(path.read_text())
@@ -100,6 +102,7 @@ def study(recipe: str, seeds: list[int], threads: int, out: Path, control: bool)
                 ),
                 path.stem,
                 out,
+                runs,
             )
     table(out)
 
@@ -139,8 +142,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/demo"))
     parser.add_argument("--no-control", action="store_true")
+    parser.add_argument("--runs", type=Path, default=None, help="keep the run folders here")
     options = parser.parse_args()
-    study(options.recipe, options.seeds, options.threads, options.out, not options.no_control)
+    study(options.recipe, options.seeds, options.threads, options.out, not options.no_control, options.runs)
 
 
 if __name__ == "__main__":
