@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from coterie.batch import sample_of
+from coterie.config import ImitateTable
 from coterie.errors import ConfigError, TrainError
 from coterie.imitate import acts_of, demonstrations, draw_acts, expert_draw, imitate, warm_start
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.models.loading import save
+from coterie.models.policy import Policy
 from coterie.types import Sample
 from learning_toys import PER_ROLE, RENDERER, plain_logprobs, policy_of, request, sample, toy_recipe
 
@@ -109,11 +111,23 @@ def test_policies_of_one_model_learn_once_and_start_equal() -> None:
     assert not same & {id(weight) for weight in lineup.policies["other"].model.parameters()}
 
 
-def test_policies_of_different_models_learn_their_own_roles() -> None:
-    lineup = lineup_of(*PER_ROLE, "policies.other.model=tiny:width=8,layers=1,heads=2,positions=32")
-    started: list[str] = []
-    losses = warm_start(lineup, nothing, nothing, lambda name, *_: started.append(name))
-    assert set(started) == set(losses) == {"main", "other"}
+@pytest.mark.parametrize("template", [None, "plain"])
+def test_models_learn_all_roles_that_are_rendered_alike_and_else_their_own(
+    template: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: dict[str, set[str]] = {}
+
+    def noted(policy: Policy, table: ImitateTable, acts: Sequence[Sequence[Sample]], *_: object) -> float:
+        learned[policy.name] = {sample.role for act in acts for sample in act}
+        return 0.5
+
+    monkeypatch.setattr("coterie.imitate.imitate", noted)
+    other = ["policies.other.model=tiny:width=8,layers=1,heads=2,positions=32"]
+    lineup = lineup_of(*PER_ROLE, *other, *([] if template is None else [f"policies.other.template={template}"]))
+    assert warm_start(lineup, nothing, nothing, nothing) == {"main": 0.5, "other": 0.5}
+    both = {"first", "second"}
+    own = {"main": {"first"}, "other": {"second"}}
+    assert learned == ({"main": both, "other": both} if template is None else own)
 
 
 def test_a_frozen_policy_is_left_as_it_is() -> None:

@@ -62,7 +62,6 @@ def demonstrations(
     The noise of those rises from the first episode to the last with the square of the way: most are nearly clean. As
     many more answers are drawn at the last noise, and any of all is played: so what is imitated is good play, in states
     that bad play leads to. From good play alone a role would learn to trust whatever the others say.
-    Raises ``TrainError`` where a prompt and its answer are longer than the policy's context.
     """
     tasks = lineup.make_env().tasks("train", 0, table.episodes)
     low, high = table.noise
@@ -75,13 +74,6 @@ def demonstrations(
     )
     plays: list[Play] = plays_of(tasks, seed=lineup.recipe.seed, purpose="imitate", step=0, episodes_per_task=1)
     episodes = rollout.run(plays)
-    for turn in (turn for episode in episodes for turn in episode.turns):
-        length, context = len(turn.prompt_ids) + len(turn.completion_ids), lineup.policies[turn.policy].context
-        if length > context:
-            raise TrainError(
-                f"warm start: a demonstration for role {turn.role!r} has {length} tokens, prompt and answer, but the "
-                f"context of policy {turn.policy!r} is {context}; use a longer context or a smaller task"
-            )
     return [replace(e, turns=tuple(turn for turn in e.turns if turn.candidate < demos)) for e in episodes]
 
 
@@ -163,8 +155,9 @@ def imitate(
 def warm_start(lineup: Lineup, event: Event, before_batch: Callable[[], None], progress: Progress) -> dict[str, float]:
     """Warm-start every trained policy; return the final loss by policy.
 
-    Policies of one and the same model learn once, from all their roles' demonstrations together, and start equal. It
-    is the model that learns, whole; adapters beside it still change nothing afterwards.
+    A model learns from the demonstrations of its own policies' roles and of all others whose prompts are rendered to
+    the same ids. Policies of one and the same model learn once and start equal. It is the model that learns, whole;
+    adapters beside it still change nothing afterwards.
     """
     recipe = lineup.recipe
     table = recipe.imitate
@@ -180,12 +173,26 @@ def warm_start(lineup: Lineup, event: Event, before_batch: Callable[[], None], p
     for names in _groups(lineup):
         first = lineup.policies[names[0]]
         seed = stable_hash(recipe.seed, "imitate")
-        loss = imitate(first, table, acts_of(episodes, names), seed, recipe.train, tell)
+        alike = [n for n in recipe.trained_policies if lineup.policies[n].renderer.renders_like(first.renderer)]
+        acts = acts_of(episodes, sorted({*names, *alike}))
+        _check_fits(acts, first)
+        loss = imitate(first, table, acts, seed, recipe.train, tell)
         for name in names:
             losses[name] = loss
             if lineup.policies[name].model is not first.model:
                 _copy(first.model_weights(), lineup.policies[name].model_weights())
     return losses
+
+
+def _check_fits(acts: Sequence[Sequence[Sample]], policy: Policy) -> None:
+    """Raise ``TrainError`` where a prompt and its answer are longer than the policy's context."""
+    for sample in (sample for act in acts for sample in act):
+        length = len(sample.prompt_ids) + len(sample.completion_ids)
+        if length > policy.context:
+            raise TrainError(
+                f"warm start: a demonstration for role {sample.role!r} has {length} tokens, prompt and answer, but the "
+                f"context of policy {policy.name!r} is {policy.context}; use a longer context or a smaller task"
+            )
 
 
 def _groups(lineup: Lineup) -> list[list[str]]:

@@ -121,6 +121,11 @@ class ChatRenderer:
         ]
         return "".join(defaults) + self._template.source
 
+    def renders_like(self, other: ChatRenderer) -> bool:
+        """Return whether both render every prompt to the same ids, and mean the same texts by them."""
+        same_template = self.standalone_template() == other.standalone_template()
+        return same_template and self._tokenizer.get_vocab() == other._tokenizer.get_vocab()
+
     def describe(self) -> dict[str, Json]:
         """Return what was settled, for the run's record."""
         return {
