@@ -108,28 +108,27 @@ def study(recipe: str, seeds: list[int], threads: int, out: Path, control: bool,
 
 
 def table(out: Path) -> None:
-    """Write ``table.md`` over all runs of a folder."""
+    """Write ``table.md`` over all runs of a folder: success with its 95% interval, and of the tasks with a detour."""
     rows = [
-        "| run | before (T = 1) | after (T = 1) | 95% interval | after, greedy | detours, after | minutes |",
+        "| run | before, T = 1 | before, greedy | after, T = 1 | after, greedy | detours, after | minutes |",
         "|---|---|---|---|---|---|---|",
     ]
     afters: dict[str, list[float]] = {}
     for path in sorted(out.glob("*.json")):
         summary = json.loads(path.read_text())
-        after, before, greedy = summary["after"], summary["before"], summary["after_greedy"]
-        low, high = after["success_ci95"]
-        detour = after.get("by/path=detour/success")
+        scores = [summary[name] for name in ("before", "before_greedy", "after", "after_greedy")]
+        detour = summary["after"].get("by/path=detour/success")
         cells = [
             path.stem,
-            f"{before['success']:.3f}",
-            f"{after['success']:.3f}",
-            f"{low:.3f} to {high:.3f}",
-            f"{greedy['success']:.3f}",
+            *[
+                f"{score['success']:.3f} [{', '.join(f'{end:.3f}' for end in score['success_ci95'])}]"
+                for score in scores
+            ],
             "" if detour is None else f"{detour:.3f}",
             f"{summary['minutes_with_warm_start_and_evaluation']:.1f}",
         ]
         rows.append(f"| {' | '.join(cells)} |")
-        afters.setdefault(path.stem.rsplit("-seed", 1)[0], []).append(after["success"])
+        afters.setdefault(path.stem.rsplit("-seed", 1)[0], []).append(summary["after"]["success"])
     rows += ["", *[f"Mean over {len(v)} seed(s), {k}: {statistics.mean(v):.3f}" for k, v in afters.items()], ""]
     (out / "table.md").write_text("\n".join(rows))
 
