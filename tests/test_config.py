@@ -172,6 +172,18 @@ def test_options_that_cannot_go_together_are_refused_with_the_remedy(settings: l
         parsed(*settings)
 
 
+def test_a_run_of_any_length_is_read_at_once_and_its_turns_are_counted() -> None:
+    turns = [
+        f"policies.{name}={{model='tiny', update_every=2, update_offset={offset}, train_until={until}}}"
+        for name, offset, until in (("main", 0, 10**12), ("tool", 1, 10**12), ("rest", 0, 10**13))
+    ]
+    with pytest.raises(ConfigError, match=f"no policy would be trained in step {10**12 + 2} of {2 * 10**12}"):
+        parsed(f"train.steps={2 * 10**12}", *turns, "team={tool='tool', planner='main', third='rest'}")
+    recipe = parsed(f"train.steps={10**12}", "policies.main.update_every=1")
+    assert recipe.num_updates("main") == 10**12
+    assert recipe.policies["main"].model_copy(update={"update_every": 3, "update_offset": 1}).num_updates(5) == 2
+
+
 @pytest.mark.parametrize("missing", ["env", "policies", "team", "train"])
 def test_a_missing_table_is_named(missing: str) -> None:
     with pytest.raises(ConfigError, match=f"{missing}: Field required"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -188,17 +189,17 @@ class Recipe(Table):
         """Refuse a policy that no step would train, and a step that would train no policy."""
         steps, tables = self.train.steps, {name: self.policies[name] for name in self.trained_policies}
         for name, table in tables.items():
-            last = steps if table.train_until is None else min(steps, table.train_until)
-            if last <= table.first_update:
+            if not table.num_updates(steps):
+                last = steps if table.train_until is None else min(steps, table.train_until)
                 raise ValueError(
                     f"policies.{name} would never be trained: its first update is in step {table.first_update + 1} "
                     f"(update_every, update_offset), its last step is {last} (train_until, train.steps). Lower the "
                     'first, raise the others, or set train = "frozen"'
                 )
-        idle = (step for step in range(steps) if not any(table.trains_at(step) for table in tables.values()))
-        if tables and (step := next(idle, None)) is not None:
+        idle = _first_idle(list(tables.values()), steps)
+        if idle is not None:
             raise ValueError(
-                f"no policy would be trained in step {step + 1} of {steps}: it would be played for nothing. Let "
+                f"no policy would be trained in step {idle + 1} of {steps}: it would be played for nothing. Let "
                 "update_every, update_offset and train_until of the policies leave no step out, or lower train.steps"
             )
 
@@ -227,7 +228,24 @@ class Recipe(Table):
 
     def num_updates(self, policy: str) -> int:
         """Return in how many steps a policy is trained."""
-        return sum(self.policies[policy].trains_at(step) for step in range(self.train.steps))
+        return self.policies[policy].num_updates(self.train.steps)
+
+
+def _first_idle(tables: Sequence[PolicyTable], steps: int) -> int | None:
+    """Return the first step that trains none of some policies, ``None`` without such a step or without policies.
+
+    Which policies train repeats with all their ``update_every``, from the first step and wherever one has ended; so
+    the length of a run does not matter.
+    """
+    turn = math.lcm(*(table.update_every for table in tables))
+    ends = [steps if table.train_until is None else table.train_until for table in tables]
+    for begin in sorted({0, *ends} if tables else ()):
+        if any(table.update_every == 1 and begin < end for table, end in zip(tables, ends, strict=True)):
+            continue  # until that one ends, where the next look begins
+        for step in range(begin, min(steps, begin + turn)):
+            if not any(table.trains_at(step) for table in tables):
+                return step
+    return None
 
 
 def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) -> None:

@@ -112,6 +112,11 @@ class PolicyTable(Table):
         """The first step (from 0) that trains it, unless ``train_until`` ends before."""
         return self.update_every - 1 if self.update_offset is None else self.update_offset
 
+    def num_updates(self, steps: int) -> int:
+        """Return how many of the first ``steps`` steps train the policy."""
+        last = steps if self.train_until is None else min(steps, self.train_until)
+        return len(range(self.first_update, last, self.update_every)) if self.train != "frozen" else 0
+
     def trains_at(self, step: int) -> bool:
         """Return whether the policy is trained in a step (from 0); in the others it plays one candidate per act."""
         before_end = self.train_until is None or step < self.train_until
