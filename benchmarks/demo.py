@@ -62,6 +62,7 @@ def run(raw: Mapping[str, Any], name: str, out: Path, runs: Path | None) -> dict
     clock = Clock()
     summary = dict(start(parse_recipe(raw, name), folder, clock.listener()))
     assert clock.first is not None
+    summary["warm_start_steps"] = raw["imitate"]["steps"]
     summary["warm_start_step_s"] = (clock.last - clock.first) / max(1, clock.steps - 1)
     summary["machine"] = f"{platform.machine()}, {raw['train'].get('threads')} thread(s)"
     shutil.copy(folder / "curves.png", out / f"{name}.png")
@@ -114,7 +115,7 @@ def table(out: Path) -> None:
         "|---|---|---|---|---|---|---|",
     ]
     afters: dict[str, list[float]] = {}
-    for path in sorted(out.glob("*.json")):
+    for path in sorted(out.glob("*-seed*.json")):
         summary = json.loads(path.read_text())
         scores = [summary[name] for name in ("before", "before_greedy", "after", "after_greedy")]
         detour = summary["after"].get("by/path=detour/success")
