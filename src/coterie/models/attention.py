@@ -63,7 +63,7 @@ def layer_masks(
     part of it within the window, counted by positions, (batch, queries) and (batch, keys). transformers applies no
     window to a mask with four axes.
     """
-    config = model.config.get_text_config().to_dict()
+    config = vars(model.config.get_text_config())  # not every architecture's has these
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     if window is None or (kinds is not None and "sliding_attention" not in kinds):
         return seen
