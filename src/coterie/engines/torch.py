@@ -24,6 +24,7 @@ from transformers import DynamicCache
 from coterie.engines import Completion, Request
 from coterie.errors import EngineError
 from coterie.keyed import stable_hash, uniforms
+from coterie.models.attention import layer_masks
 from coterie.models.policy import Policy
 from coterie.types import StopReason
 
@@ -164,6 +165,8 @@ class _Batch:
         seen_BP = torch.arange(width, device=self.device)[None, :] >= width - lengths_B[:, None]
         mask_BKS = seen_BP[:, None, None, :].expand(-1, 1, self.K, -1)
         own_KK = torch.eye(self.K, dtype=torch.bool, device=self.device)[None, None]
+        # Positions of those keys, counted from the end of each row's prompt, so that all rows have the same.
+        places_1S = torch.arange(-width, 0, device=self.device)[None, :]
         position = 0
         while True:
             tokens_BK = self._sample(logits_BKV, position)
@@ -177,9 +180,11 @@ class _Batch:
                 self.rows = [self.rows[i] for i in alive]
                 self.routes[:] = [self.routes[i] for i in alive]
             mask_BKS = torch.cat([mask_BKS, own_KK.expand(len(self.rows), 1, -1, -1)], dim=-1)
+            here_1K = places_1S.new_full((1, self.K), position)
+            places_1S = torch.cat([places_1S, here_1K], dim=-1)
             logits_BKV = self.model(
                 input_ids=tokens_BK,
-                attention_mask=mask_BKS,
+                attention_mask=layer_masks(self.model, mask_BKS, here_1K, places_1S),
                 # Ended rows that are still carried along may be beyond the context; learned positions end there.
                 position_ids=(lengths_B + position).clamp(max=self.context - 1)[:, None].expand(-1, self.K),
                 cache=cache,
@@ -200,7 +205,7 @@ class _Batch:
         mask_BPP = (causal_PP & (places_BP >= 0)[:, None, :]) | itself_PP
         logits_B1V = self.model(
             input_ids=ids_BP.to(self.device),
-            attention_mask=mask_BPP[:, None],
+            attention_mask=layer_masks(self.model, mask_BPP[:, None], places_BP, places_BP),
             position_ids=places_BP.clamp(min=0),
             cache=cache,
             use_cache=True,
