@@ -144,9 +144,10 @@ def plan(prompts: Sequence[Prompt], known: Sequence[int]) -> Plan | None:
     """Return what to compute before the prompts go on from what is known of them; ``None``: compute them whole.
 
     ``known`` is how many tokens of each prompt are known. The prompts are put in groups that have their first so many
-    tokens in common. A first pass computes what each group has in common, once, and of a prompt that is alone all but
-    the last token; what is known by half stays out of it. "So many" is what leaves the fewest tokens to compute. Two
-    passes must save ``PASS_TOKENS`` over one, and all that is done ``WORTH`` of the tokens of whole prompts.
+    tokens in common. A first pass computes what a group has in common, once, and of a prompt that is alone all but the
+    last token; groups with little left to compute stay out of it. How many tokens, and which groups, is what leaves
+    the fewest tokens to compute in both passes. Two passes must save ``PASS_TOKENS`` over one, and all that is done
+    ``WORTH`` of the tokens of whole prompts.
     """
     longest = max(len(prompt.ids) for prompt in prompts)
     rests = [len(prompt.ids) - length for prompt, length in zip(prompts, known, strict=True)]
@@ -155,7 +156,8 @@ def plan(prompts: Sequence[Prompt], known: Sequence[int]) -> Plan | None:
     order = sorted(range(len(prompts)), key=lambda row: (prompts[row].owner, prompts[row].ids))
     shared = [_shared(prompts[a], prompts[b]) for a, b in pairwise(order)]
     for depth in sorted({longest, *shared} - {0}, reverse=True):  # with ``longest`` each is alone
-        candidate = _grouped(prompts, known, _groups(order, shared, depth))
+        groups = [_group(prompts, known, rows) for rows in _runs(order, shared, depth)]
+        candidate = _two_passes(groups, len(prompts))
         if candidate.num_tokens <= min(limit, best.num_tokens - 1):
             best = candidate
     return best if best.num_tokens <= (1 - WORTH) * len(prompts) * longest else None
@@ -166,34 +168,50 @@ def _shared(a: Prompt, b: Prompt) -> int:
     return common_length(a.ids[:-1], b.ids[:-1]) if a.owner == b.owner else 0
 
 
-def _groups(order: Sequence[int], shared: Sequence[int], depth: int) -> list[tuple[list[int], int]]:
-    """Return groups of rows that share at least ``depth`` tokens, each with what it shares; 0 for a row alone.
-
-    ``shared`` is what neighbours in ``order`` share.
-    """
-    groups = [([order[0]], 0)]
+def _runs(order: Sequence[int], shared: Sequence[int], depth: int) -> list[list[int]]:
+    """Return the rows in order, cut where neighbours share less than ``depth`` tokens."""
+    runs = [[order[0]]]
     for row, length in zip(order[1:], shared, strict=True):
-        rows, common = groups[-1]
         if length >= depth:
-            rows.append(row)
-            groups[-1] = (rows, min(common or length, length))
+            runs[-1].append(row)
         else:
-            groups.append(([row], 0))
-    return groups
+            runs.append([row])
+    return runs
 
 
-def _grouped(prompts: Sequence[Prompt], known: Sequence[int], groups: Sequence[tuple[list[int], int]]) -> Plan:
-    """Return the plan that computes what each group has in common first."""
-    beginnings: list[Prompt] = []
-    first = then = 0
-    for rows, common in groups:
-        prompt = prompts[rows[0]]
-        length = common or len(prompt.ids) - 1
-        best = min(length, max(known[row] for row in rows))
-        if 2 * best >= length:
-            length = 0
-        else:
-            beginnings.append(Prompt(prompt.owner, prompt.ids[:length]))
-            first = max(first, length - best)
-        then = max(then, *(len(prompts[row].ids) - max(length, known[row]) for row in rows))
-    return Plan(tuple(beginnings), len(beginnings) * first + len(prompts) * then)
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Prompts with a common beginning. Tokens of the longest rest, if the first pass does without it; of its
+    beginning that are not known yet; of the longest rest after the first pass.
+    """
+
+    beginning: Prompt
+    rest: int
+    first: int
+    then: int
+
+
+def _group(prompts: Sequence[Prompt], known: Sequence[int], rows: Sequence[int]) -> _Group:
+    """Return the group of rows that stand in sorted order; of one row alone the beginning is all but a token."""
+    start, end = prompts[rows[0]], prompts[rows[-1]]
+    length = _shared(start, end)  # in sorted order the first and the last have in common what all have
+    return _Group(
+        beginning=Prompt(start.owner, start.ids[:length]),
+        rest=max(len(prompts[row].ids) - known[row] for row in rows),
+        first=max(length - max(known[row] for row in rows), 0),
+        then=max(len(prompts[row].ids) - max(length, known[row]) for row in rows),
+    )
+
+
+def _two_passes(groups: Sequence[_Group], num_prompts: int) -> Plan:
+    """Return the plan that computes the beginnings of some groups first, those with the longest rests."""
+    able = sorted((group for group in groups if group.first > 0), key=lambda group: -group.rest)
+    first, then = 0, max((group.rest for group in groups if group.first == 0), default=0)
+    count, best = 0, num_prompts * max(group.rest for group in groups)
+    for number, group in enumerate(able, start=1):
+        first, then = max(first, group.first), max(then, group.then)
+        left_out = able[number].rest if number < len(able) else 0
+        num_tokens = number * first + num_prompts * max(then, left_out)
+        if num_tokens < best:
+            count, best = number, num_tokens
+    return Plan(tuple(group.beginning for group in able[:count]), best)
