@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -77,6 +78,10 @@ class _Listening:
     def version(self, policy: str) -> int:
         """Return the engine's version."""
         return self._engine.version(policy)
+
+    def remembering(self) -> AbstractContextManager[None]:
+        """Return the engine's context."""
+        return self._engine.remembering()
 
     def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
         """Return the engine's answers."""
