@@ -234,8 +234,8 @@ def test_two_policies_with_one_set_of_weights_fail(probe: Probe) -> None:
 def without(batch: MicroBatch, keep: torch.Tensor) -> MicroBatch:
     """Return a batch with only the kept of its targets."""
     tensors = {
-        "rows_N": batch.rows_N, "scored_at_N": batch.scored_at_N, "placed_at_N": batch.placed_at_N,
-        "targets_N": batch.targets_N, "sampler_logprobs_N": batch.sampler_logprobs_N,
+        "members_N": batch.members_N, "rows_N": batch.rows_N, "scored_at_N": batch.scored_at_N,
+        "placed_at_N": batch.placed_at_N, "targets_N": batch.targets_N, "sampler_logprobs_N": batch.sampler_logprobs_N,
         "advantages_N": batch.advantages_N, "weights_N": batch.weights_N, "temperatures_N": batch.temperatures_N,
     }  # fmt: skip
     return replace(batch, **{name: tensor[keep] for name, tensor in tensors.items()})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -142,6 +143,45 @@ def test_a_batch_waits_for_the_slowest_episode_even_if_it_awaits_something_of_it
     engine = ScriptedEngine(number)
     rollout(scene, engine).run(plays(3))
     assert [len(batch) for batch in engine.batches] == [3, 3]
+
+
+class Remembering(ScriptedEngine):
+    """Notes where rollouts begin and end, between its batches."""
+
+    def __init__(self) -> None:
+        super().__init__(number)
+        self.notes: list[str] = []
+
+    @contextlib.contextmanager
+    def remembering(self) -> Iterator[None]:
+        self.notes.append("begin")
+        try:
+            yield
+        finally:
+            self.notes.append("end")
+
+    def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
+        self.notes.append("batch")
+        return super().generate(requests)
+
+
+def test_the_engine_is_told_where_a_rollout_begins_and_where_it_ends_also_when_it_is_abandoned() -> None:
+    async def scene(task: Task, team: Team) -> Outcome:
+        await team.act("a", "first")
+        await team.act("b", "second")
+        return WON
+
+    def stop() -> None:
+        if len(engine.notes) == 6:
+            raise KeyboardInterrupt
+
+    engine = Remembering()
+    whole = rollout(scene, engine, before_batch=stop)
+    whole.run(plays(2))
+    assert engine.notes == ["begin", "batch", "batch", "end"]
+    with pytest.raises(KeyboardInterrupt):
+        whole.run(plays(2, step=1))
+    assert engine.notes[4:] == ["begin", "batch", "end"]
 
 
 def test_one_branch_may_wait_for_the_engine_while_another_is_scored() -> None:

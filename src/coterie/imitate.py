@@ -127,7 +127,8 @@ def imitate(
         chosen = [sample for index in draw_acts(table, step, len(acts), seed) for sample in acts[index]]
         num_tokens = sum(len(sample.completion_ids) for sample in chosen)
         loss = 0.0
-        for batch in pack(chosen, [1.0 / num_tokens] * len(chosen), train.micro_batch_tokens, device):
+        shares = [1.0 / num_tokens] * len(chosen)
+        for batch in pack(chosen, shares, train.micro_batch_tokens, device, model.config.hidden_size):
             with as_sampled(model, policy.checkpointing):
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
                     logits = scored_logits(model, batch)

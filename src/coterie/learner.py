@@ -22,6 +22,7 @@ from coterie.config import LossTable, PolicyTable
 from coterie.errors import TrainError
 from coterie.loss import LossInput, LossSettings, aggregation_weights, policy_loss, token_entropy, token_logprobs
 from coterie.models.adapters import Adapter
+from coterie.models.attention import layer_masks
 from coterie.models.policy import Policy, alone, as_sampled
 from coterie.stepper import Stepper, learning_rate
 from coterie.tensors import check_owner, restore_tensors, save_tensors
@@ -77,7 +78,7 @@ def scored_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     columns_Q, index_N = batch.columns()
     logits_BQV: Tensor = model(
         input_ids=batch.ids_BT,
-        attention_mask=batch.mask(),
+        attention_mask=layer_masks(model, batch.mask(), batch.positions_BT, batch.positions_BT),
         position_ids=batch.positions_BT,
         logits_to_keep=columns_Q,
         use_cache=False,
@@ -187,6 +188,7 @@ class Learner:
             [weights[i] for i in wanted],
             self.micro_batch_tokens,
             self.policy.model.device,
+            self.policy.model.config.hidden_size,
         )
 
     def _gradients(

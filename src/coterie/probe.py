@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -78,6 +79,10 @@ class _Listening:
         """Return the engine's version."""
         return self._engine.version(policy)
 
+    def remembering(self) -> AbstractContextManager[None]:
+        """Return the engine's context."""
+        return self._engine.remembering()
+
     def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
         """Return the engine's answers."""
         answers = self._engine.generate(requests)
@@ -134,16 +139,12 @@ def take_probe(lineup: Lineup, available_memory: int | None = None) -> Probe:
 
 
 def trained_ids(batch: MicroBatch) -> list[tuple[int, ...]]:
-    """Return, per sample, the ids that have a weight in the loss, read from the tensors.
-
-    Weighted padding would come as a sample of its own.
-    """
-    segments = batch.segments_BT[batch.rows_N, batch.placed_at_N]
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    columns = (batch.rows_N, segments, batch.targets_N, batch.weights_N)
-    for row, segment, target, weight in zip(*(column.tolist() for column in columns), strict=True):
+    """Return, per sample, the ids that have a weight in the loss, read from the tensors."""
+    found: dict[int, list[int]] = defaultdict(list)
+    columns = (batch.members_N, batch.targets_N, batch.weights_N)
+    for member, target, weight in zip(*(column.tolist() for column in columns), strict=True):
         if weight != 0.0:
-            found[row, segment].append(target)
+            found[member].append(target)
     return [tuple(ids) for ids in found.values()]
 
 

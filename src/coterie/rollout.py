@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from coterie.engines import Completion, Engine, Request
@@ -236,7 +237,8 @@ class Rollout:
         batcher.live = len(plays)
         tasks = [asyncio.create_task(self._episode(play, batcher)) for play in plays]
         try:
-            await batcher.serve()
+            with nullcontext() if self.engine is None else self.engine.remembering():
+                await batcher.serve()
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:

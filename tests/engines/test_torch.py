@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GenerationConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
 from coterie.engines import Completion, Request
 from coterie.engines.torch import TorchEngine, candidate_key, sample_tokens
@@ -37,6 +44,28 @@ from learning_toys import (
     stirred,
     switch,
 )
+
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "initializer_range": 0.06,
+    "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "sliding_window": 5,
+}  # fmt: skip
+
+
+def gemma3() -> PreTrainedModel:
+    """Return a model of which one layer of two looks back 5 tokens."""
+    config = Gemma3TextConfig(**SHAPE, layer_types=["sliding_attention", "full_attention"])
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(1)
+        return Gemma3ForCausalLM(config).float().eval()
+
+
+def mistral() -> PreTrainedModel:
+    """Return a model of which all layers look back 5 tokens."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return MistralForCausalLM(MistralConfig(**SHAPE)).float().eval()
+
 
 ARCHITECTURES = pytest.mark.parametrize("make", [gpt2, llama])
 
@@ -63,9 +92,9 @@ def bare(logprobs: torch.Tensor) -> list[float]:
 # ---- the numbers it reports -------------------------------------------------------------------------------------
 
 
-@ARCHITECTURES
+@pytest.mark.parametrize("make", [gpt2, llama, gemma3, mistral])
 def test_reported_logprobs_are_those_of_a_plain_pass(make: Callable[[], PreTrainedModel]) -> None:
-    """Invariant 6: left padding, shared prompts, finished rows and mixed limits change no number."""
+    """Invariant 6: left padding, shared prompts, finished rows, mixed limits and sliding windows change no number."""
     model = make()
     requests = ragged_requests(1)
     results = TorchEngine({"main": policy_of(model, end_ids=range(1, 12))}).generate(requests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +57,13 @@ class Engine(Protocol):
 
     def version(self, policy: str) -> int:
         """Return the version of the weights it would generate with now."""
+        ...
+
+    def remembering(self) -> AbstractContextManager[None]:
+        """Return the context of one rollout: inside, work done for earlier requests may be used for later ones.
+
+        It begins with nothing, so that what a rollout draws depends, to the bit, on that rollout alone.
+        """
         ...
 
     def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:

@@ -1,4 +1,5 @@
-"""Generation in process with any Hugging Face causal LM: each prompt is computed once for its K candidates.
+"""Generation in process with any Hugging Face causal LM: each prompt is computed once for its K candidates, and what
+prompts have in common at their beginning is computed once for them (``engines.prefix``, ``engines.prefill``).
 
 Shapes: B prompts of one batch, K candidates, P prompt tokens (left-padded), V vocabulary, S keys seen so far.
 
@@ -12,20 +13,26 @@ nothing computed with one adapter is ever seen through another.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 
 from coterie.engines import Completion, Request
+from coterie.engines.prefill import can_go_on, prefill, routed
+from coterie.engines.prefix import PrefixCache, Prompt
 from coterie.errors import EngineError
 from coterie.keyed import stable_hash, uniforms
+from coterie.models.attention import layer_masks
 from coterie.models.policy import Policy
 from coterie.types import StopReason
+
+log = logging.getLogger(__name__)
 
 _MAX_BATCH_TOKENS = 65536
 """Prompt plus possible completion tokens of one batch; more is split, so that the cache stays within memory."""
@@ -80,6 +87,19 @@ class TorchEngine:
     def __init__(self, policies: Mapping[str, Policy]) -> None:
         """Serve these policies by name."""
         self._policies = dict(policies)
+        self._kept: PrefixCache | None = None
+        self._kept_of: dict[str, int] = {}
+        self._goes_on: dict[int, bool] = {}
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Let prompts go on from what was computed of earlier ones since the context began, with the same weights."""
+        outer = self._kept
+        self._kept = PrefixCache()
+        try:
+            yield
+        finally:
+            self._kept = outer
 
     def version(self, policy: str) -> int:
         """Return the version of the weights it would generate with now."""
@@ -99,12 +119,36 @@ class TorchEngine:
                 )
             by_model[id(policy.model)].append(index)
         results: dict[int, tuple[Completion, ...]] = {}
+        kept = self._prefixes()
         for indices in by_model.values():
             for chunk in _chunks(indices, requests):
                 chosen = [requests[index] for index in chunk]
-                batch = _Batch([self._policies[request.policy] for request in chosen], chosen)
+                policies = [self._policies[request.policy] for request in chosen]
+                batch = _Batch(policies, chosen, kept if self._can_go_on(policies[0].model) else None)
                 results.update(zip(chunk, batch.run(), strict=True))
         return [results[index] for index in range(len(requests))]
+
+    def _prefixes(self) -> PrefixCache:
+        """Return what prompts of this call may go on from: nothing from before any update of any policy."""
+        versions = {name: policy.version for name, policy in self._policies.items()}
+        if self._kept is None:
+            return PrefixCache()
+        if versions != self._kept_of:
+            # A version is part of what states are found by, so none would be used; but they would take memory.
+            self._kept, self._kept_of = PrefixCache(), versions
+        return self._kept
+
+    def _can_go_on(self, model: PreTrainedModel) -> bool:
+        """Return whether prompts of a model may go on from known beginnings; say once if not."""
+        if id(model) not in self._goes_on:
+            self._goes_on[id(model)] = can_go_on(model)
+            if not self._goes_on[id(model)]:
+                log.info(
+                    "%s: prompts that begin alike are each computed whole; some layers do not keep all tokens, or "
+                    "positions cannot be given",
+                    type(model).__name__,
+                )
+        return self._goes_on[id(model)]
 
 
 def _chunks(indices: Sequence[int], requests: Sequence[Request]) -> list[list[int]]:
@@ -123,12 +167,17 @@ def _chunks(indices: Sequence[int], requests: Sequence[Request]) -> list[list[in
 class _Batch:
     """Acts of policies that share one model, generated together."""
 
-    def __init__(self, policies: Sequence[Policy], requests: Sequence[Request]) -> None:
-        """``policies`` is one per request."""
+    def __init__(self, policies: Sequence[Policy], requests: Sequence[Request], kept: PrefixCache | None) -> None:
+        """``policies`` is one per request; prompts go on from what is ``kept``, ``None``: they are computed whole."""
         self.model = policies[0].model
         self.device = self.model.device
         self.adapter = policies[0].adapter
         self.routes = [policy.route for policy in policies]
+        self.prompts = [
+            Prompt((id(policy.model), policy.route, policy.version), request.prompt_ids)
+            for policy, request in zip(policies, requests, strict=True)
+        ]
+        self.kept = kept
         self.context = max(policy.context for policy in policies)
         self.requests = list(requests)
         self.K = max(len(request.candidates) for request in requests)
@@ -145,8 +194,9 @@ class _Batch:
         training = self.model.training
         self.model.eval()
         try:
-            with nullcontext() if self.adapter is None else self.adapter.resident.rows(self.routes):
-                self._generate()
+            cache, logits_BV = prefill(self.model, self.adapter, self.prompts, self.kept)
+            with routed(self.adapter, self.routes):
+                self._decode(cache, logits_BV)
         finally:
             self.model.train(training)
         return [
@@ -154,16 +204,17 @@ class _Batch:
             for request, row in zip(self.requests, self.grid, strict=True)
         ]
 
-    def _generate(self) -> None:
-        """Prefill the prompts, then decode until every candidate has ended."""
+    def _decode(self, cache: DynamicCache, logits_BV: torch.Tensor) -> None:
+        """Draw token after token until every candidate has ended; the cache and the logits are those of the prompts."""
         lengths_B = torch.tensor([len(request.prompt_ids) for request in self.requests], device=self.device)
-        cache = DynamicCache()
-        logits_BKV = self._prefill(lengths_B, cache)
+        logits_BKV = logits_BV[:, None].expand(-1, self.K, -1)
         width = int(lengths_B.max())
         # (B, 1, K, S): what the candidates of a row may see. First the prompt without its left padding.
         seen_BP = torch.arange(width, device=self.device)[None, :] >= width - lengths_B[:, None]
         mask_BKS = seen_BP[:, None, None, :].expand(-1, 1, self.K, -1)
         own_KK = torch.eye(self.K, dtype=torch.bool, device=self.device)[None, None]
+        # Positions of those keys, counted from the end of each row's prompt, so that all rows have the same.
+        places_1S = torch.arange(-width, 0, device=self.device)[None, :]
         position = 0
         while True:
             tokens_BK = self._sample(logits_BKV, position)
@@ -177,37 +228,17 @@ class _Batch:
                 self.rows = [self.rows[i] for i in alive]
                 self.routes[:] = [self.routes[i] for i in alive]
             mask_BKS = torch.cat([mask_BKS, own_KK.expand(len(self.rows), 1, -1, -1)], dim=-1)
+            here_1K = places_1S.new_full((1, self.K), position)
+            places_1S = torch.cat([places_1S, here_1K], dim=-1)
             logits_BKV = self.model(
                 input_ids=tokens_BK,
-                attention_mask=mask_BKS,
+                attention_mask=layer_masks(self.model, mask_BKS, here_1K, places_1S),
                 # Ended rows that are still carried along may be beyond the context; learned positions end there.
                 position_ids=(lengths_B + position).clamp(max=self.context - 1)[:, None].expand(-1, self.K),
                 cache=cache,
                 use_cache=True,
             ).logits
             position += 1
-
-    def _prefill(self, lengths_B: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """Run the prompts once; return the logits after them, (B, K, V), the same for all candidates."""
-        width = int(lengths_B.max())
-        ids_BP = torch.zeros(len(self.requests), width, dtype=torch.long)
-        for row, request in enumerate(self.requests):
-            ids_BP[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
-        places_BP = torch.arange(width, device=self.device)[None, :] - (width - lengths_B)[:, None]
-        causal_PP = torch.ones(width, width, dtype=torch.bool, device=self.device).tril()
-        # A padding query sees itself, or its softmax would be over nothing: NaN, which spreads even when masked.
-        itself_PP = torch.eye(width, dtype=torch.bool, device=self.device)
-        mask_BPP = (causal_PP & (places_BP >= 0)[:, None, :]) | itself_PP
-        logits_B1V = self.model(
-            input_ids=ids_BP.to(self.device),
-            attention_mask=mask_BPP[:, None],
-            position_ids=places_BP.clamp(min=0),
-            cache=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-        expanded: torch.Tensor = logits_B1V.expand(-1, self.K, -1)
-        return expanded
 
     def _sample(self, logits_BKV: torch.Tensor, position: int) -> torch.Tensor:
         """Draw the next token of every live candidate, note it, and return all (B, K)."""

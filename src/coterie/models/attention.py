@@ -1,4 +1,4 @@
-"""How packed rows attend: PyTorch's fused kernel, but for the one case in which it is slow.
+"""How packed rows attend: masks by position, and PyTorch's fused kernel but for the one case in which it is slow.
 
 On a CPU the backward pass of the fused kernel takes five times as long in bfloat16 as plain matrix products do on rows
 of a few hundred tokens. There, and only while gradients are recorded, attention is written out.
@@ -52,6 +52,25 @@ def attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.matmul(query * scale, keys.transpose(-1, -2)).masked_fill(~attention_mask, float("-inf"))
     return torch.matmul(scores.softmax(dim=-1), values).transpose(1, 2).contiguous(), None
+
+
+def layer_masks(
+    model: PreTrainedModel, seen: Tensor, query_positions: Tensor, key_positions: Tensor
+) -> Tensor | dict[str, Tensor]:
+    """Return what a model's forward pass takes as ``attention_mask``.
+
+    That is ``seen``, (batch, 1, queries, keys), True where a query may look, and for layers with a sliding window the
+    part of it within the window, counted by positions, (batch, queries) and (batch, keys). transformers applies no
+    window to a mask with four axes.
+    """
+    config = vars(model.config.get_text_config())  # not every architecture's has these
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    if window is None or (kinds is not None and "sliding_attention" not in kinds):
+        return seen
+    near = query_positions[:, :, None] - key_positions[:, None, :] < window
+    windowed = seen & near[:, None]
+    # Where all layers are alike, the model takes one mask.
+    return windowed if kinds is None else {"full_attention": seen, "sliding_attention": windowed}
 
 
 def use_attention(model: PreTrainedModel) -> None:
