@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -146,42 +145,29 @@ def test_a_batch_waits_for_the_slowest_episode_even_if_it_awaits_something_of_it
 
 
 class Remembering(ScriptedEngine):
-    """Notes where rollouts begin and end, between its batches."""
+    """Makes an engine per rollout."""
 
     def __init__(self) -> None:
         super().__init__(number)
-        self.notes: list[str] = []
+        self.made: list[ScriptedEngine] = []
 
-    @contextlib.contextmanager
-    def remembering(self) -> Iterator[None]:
-        self.notes.append("begin")
-        try:
-            yield
-        finally:
-            self.notes.append("end")
-
-    def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
-        self.notes.append("batch")
-        return super().generate(requests)
+    def remembering(self) -> ScriptedEngine:
+        self.made.append(ScriptedEngine(number))
+        return self.made[-1]
 
 
-def test_the_engine_is_told_where_a_rollout_begins_and_where_it_ends_also_when_it_is_abandoned() -> None:
+def test_every_rollout_has_an_engine_of_its_own() -> None:
     async def scene(task: Task, team: Team) -> Outcome:
         await team.act("a", "first")
         await team.act("b", "second")
         return WON
 
-    def stop() -> None:
-        if len(engine.notes) == 6:
-            raise KeyboardInterrupt
-
     engine = Remembering()
-    whole = rollout(scene, engine, before_batch=stop)
+    whole = rollout(scene, engine)
     whole.run(plays(2))
-    assert engine.notes == ["begin", "batch", "batch", "end"]
-    with pytest.raises(KeyboardInterrupt):
-        whole.run(plays(2, step=1))
-    assert engine.notes[4:] == ["begin", "batch", "end"]
+    whole.run(plays(2, step=1))
+    assert [[len(batch) for batch in made.batches] for made in engine.made] == [[2, 2], [2, 2]]
+    assert not engine.batches
 
 
 def test_one_branch_may_wait_for_the_engine_while_another_is_scored() -> None:

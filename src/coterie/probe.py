@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -79,9 +78,9 @@ class _Listening:
         """Return the engine's version."""
         return self._engine.version(policy)
 
-    def remembering(self) -> AbstractContextManager[None]:
-        """Return the engine's context."""
-        return self._engine.remembering()
+    def remembering(self) -> Engine:
+        """Return the engine of a rollout, which notes in the same place."""
+        return _Listening(self._engine.remembering(), self._draws)
 
     def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
         """Return the engine's answers."""

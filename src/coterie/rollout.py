@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 from coterie.engines import Completion, Engine, Request
@@ -233,12 +232,12 @@ class Rollout:
 
     async def _run(self, plays: Sequence[Play]) -> list[Episode]:
         """Play all, side by side, while the batcher serves them."""
-        batcher = _Batcher(self.engine, self.before_batch, self.expert)
+        engine = None if self.engine is None else self.engine.remembering()
+        batcher = _Batcher(engine, self.before_batch, self.expert)
         batcher.live = len(plays)
         tasks = [asyncio.create_task(self._episode(play, batcher)) for play in plays]
         try:
-            with nullcontext() if self.engine is None else self.engine.remembering():
-                await batcher.serve()
+            await batcher.serve()
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:

@@ -128,8 +128,8 @@ Play = list[list[tuple[Completion, ...]]]
 
 
 def played(engine: TorchEngine, acts: Sequence[Sequence[Request]]) -> Play:
-    with engine.remembering():
-        return [engine.generate(batch) for batch in acts]
+    remembering = engine.remembering()
+    return [remembering.generate(batch) for batch in acts]
 
 
 def compare(reused: Play, engine: TorchEngine, acts: Sequence[Sequence[Request]]) -> None:
@@ -224,15 +224,15 @@ def test_after_an_update_the_engine_never_serves_old_states(lora: bool) -> None:
     team = team_of(llama, lora)
     engine = TorchEngine(team)
     acts = three_acts(["a"], 1.0)
-    with engine.remembering():
-        before = [engine.generate(batch) for batch in acts]
-        again = engine.generate(acts[1])
-        with torch.no_grad():
-            for weight in team["a"].weights().values():
-                weight.mul_(1.1)
-        team["a"].version = 1
-        raised = [[request_at(asked, 1) for asked in batch] for batch in acts]
-        after = [engine.generate(batch) for batch in raised]
+    remembering = engine.remembering()
+    before = [remembering.generate(batch) for batch in acts]
+    again = remembering.generate(acts[1])
+    with torch.no_grad():
+        for weight in team["a"].weights().values():
+            weight.mul_(1.1)
+    team["a"].version = 1
+    raised = [[request_at(asked, 1) for asked in batch] for batch in acts]
+    after = [remembering.generate(batch) for batch in raised]
     assert [row[0].ids for row in again] == [row[0].ids for row in before[1]]
     assert after == played(TorchEngine(team), raised)
     assert all(old[0].logprobs != new[0].logprobs for old, new in zip(before[1], after[1], strict=True))
@@ -253,26 +253,25 @@ def request_at(asked: Request, version: int) -> Request:
 
 def test_an_update_of_any_policy_frees_what_was_kept() -> None:
     team = team_of(gpt2, True)
-    engine = TorchEngine(team)
-    with engine.remembering():
-        engine.generate(three_acts(["a"], 1.0)[0])
-        kept = engine._prefixes()
-        assert kept.num_tokens == 1 * 30 + 24 * 40
-        assert engine._prefixes() is kept
-        team["b"].version += 1
-        assert engine._prefixes().num_tokens == 0
+    engine = TorchEngine(team).remembering()
+    engine.generate(three_acts(["a"], 1.0)[0])
+    kept = engine._prefixes()
+    assert kept.num_tokens == 1 * 30 + 24 * 40
+    assert engine._prefixes() is kept
+    team["b"].version += 1
+    assert engine._prefixes().num_tokens == 0
 
 
-def test_a_rollout_draws_the_same_bits_whatever_came_before_it() -> None:
+def test_a_rollout_draws_the_same_bits_whatever_came_before_it_or_runs_beside_it() -> None:
     """A run that goes on from a checkpoint has an engine that knows nothing of earlier rollouts."""
     model = llama()
     engine = TorchEngine({"main": policy_of(model)})
     acts = three_acts(["main"], 1.0)
     engine.generate(acts[2])
     expected = played(engine, acts)
-    with engine.remembering():
-        engine.generate(acts[1])
-        assert played(engine, acts) == expected, "a rollout inside another one"
+    one, other = engine.remembering(), engine.remembering()
+    one.generate(acts[1])
+    assert [(other.generate(batch), one.generate(batch))[0] for batch in acts] == expected
     assert played(TorchEngine({"main": policy_of(model)}), acts) == expected
 
 

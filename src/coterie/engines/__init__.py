@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,10 +58,11 @@ class Engine(Protocol):
         """Return the version of the weights it would generate with now."""
         ...
 
-    def remembering(self) -> AbstractContextManager[None]:
-        """Return the context of one rollout: inside, work done for earlier requests may be used for later ones.
+    def remembering(self) -> Engine:
+        """Return the engine of one rollout: work that it has done for earlier requests may be used for later ones.
 
-        It begins with nothing, so that what a rollout draws depends, to the bit, on that rollout alone.
+        It begins with nothing, so that what a rollout draws depends, to the bit, on that rollout alone, whatever was
+        played before it or is played beside it.
         """
         ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 from coterie.engines import Completion, Request
@@ -58,9 +57,9 @@ class ScriptedEngine:
         """Return the version of a policy as told at the start."""
         return self._versions.get(policy, 0)
 
-    def remembering(self) -> AbstractContextManager[None]:
-        """Return a context that changes nothing: a script has nothing to use again."""
-        return nullcontext()
+    def remembering(self) -> ScriptedEngine:
+        """Return this engine: a script has nothing to use again."""
+        return self
 
     def generate(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
         """Return what the script says for each request; ``EngineError`` for another version or an unscripted role."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,15 +90,11 @@ class TorchEngine:
         self._kept_of: dict[str, int] = {}
         self._goes_on: dict[int, bool] = {}
 
-    @contextmanager
-    def remembering(self) -> Iterator[None]:
-        """Let prompts go on from what was computed of earlier ones since the context began, with the same weights."""
-        outer = self._kept
-        self._kept = PrefixCache()
-        try:
-            yield
-        finally:
-            self._kept = outer
+    def remembering(self) -> TorchEngine:
+        """Return this engine with a memory: prompts go on from what it has computed of earlier ones, same weights."""
+        engine = TorchEngine(self._policies)
+        engine._kept, engine._goes_on = PrefixCache(), self._goes_on
+        return engine
 
     def version(self, policy: str) -> int:
         """Return the version of the weights it would generate with now."""
