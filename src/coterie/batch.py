@@ -30,6 +30,8 @@ Counted in multiplications it is 6. Kernels make attention, with a mask, dearer 
 """
 _WIDTH = 256
 """What is assumed where the model is not known."""
+_MAX_PADDING = 512
+"""Tokens; a micro-batch with more padding is two, since another pass costs less than that."""
 
 
 def sample_of(turn: Turn, advantage: float) -> Sample:
@@ -151,9 +153,12 @@ def pack(
     """
     rows = sorted(_rows(samples, max_tokens, width), key=lambda row: -row.length)
     chunks: list[list[_Row]] = []
+    padding = 0
     for row in rows:
-        if not chunks or chunks[-1][0].length * (len(chunks[-1]) + 1) > max_tokens:
+        padding += chunks[-1][0].length - row.length if chunks else 0
+        if not chunks or chunks[-1][0].length * (len(chunks[-1]) + 1) > max_tokens or padding > _MAX_PADDING:
             chunks.append([])
+            padding = 0
         chunks[-1].append(row)
     return [_micro_batch(samples, weights, chunk, device) for chunk in chunks]
 
