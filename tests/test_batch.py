@@ -226,7 +226,7 @@ def test_the_longest_rows_come_first() -> None:
 
 
 def test_a_micro_batch_with_more_than_512_tokens_of_padding_is_two() -> None:
-    """A row of 301, ten of 250 (510 to be padded), and some of 249: the first does not fit in, then nothing is padded."""
+    """A row of 301, ten of 250 (510 to be padded), and some of 249, which do not fit in."""
     lengths = [300, *[249] * 10, *[248] * 3]
     samples = [sample([i], [9] * n) for i, n in enumerate(lengths)]
     assert [tuple(batch.ids_BT.shape) for batch in packed(samples, 10_000)] == [(11, 301), (3, 249)]
