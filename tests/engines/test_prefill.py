@@ -41,22 +41,22 @@ _SIZES = {
 
 
 def spread(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    """Return a model whose weights are twice as large as usual, so that outputs differ clearly."""
+    """Return a model whose weights are one and a half times as large as usual, so that outputs differ clearly."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.default_generator.manual_seed(0)
         model = make().float().eval()
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(2.0)
+                parameter.mul_(1.5)
     return model
 
 
 def gpt2() -> PreTrainedModel:
-    return learning_toys.gpt2(spread=2.0)
+    return learning_toys.gpt2(spread=1.5)
 
 
 def llama() -> PreTrainedModel:
-    return learning_toys.llama(spread=2.0)
+    return learning_toys.llama(spread=1.5)
 
 
 def qwen2() -> PreTrainedModel:
@@ -166,12 +166,15 @@ def test_reuse_gives_the_numbers_of_whole_prompts(make: Callable[[], PreTrainedM
 def test_adapters_share_beginnings_only_with_themselves(
     make: Callable[[], PreTrainedModel], temperature: float
 ) -> None:
-    """Three policies beside one model get the same 30 tokens; the first pass computes them for each."""
+    """Three policies beside one model get the same 30 tokens; the first pass computes them for each.
+
+    Then each gets the whole prompts that another one had: what that one computed must not be used.
+    """
     team = lora_team(make(), "a", "b")
     stirred(team["a"], 1)
     stirred(team["b"], 2)
     engine = TorchEngine(team)
-    acts = three_acts(["a", "b", "base"], temperature)
+    acts = [*three_acts(["a", "b", "base"], temperature), *three_acts(["b", "base", "a"], temperature)[1:]]
     with prompt_passes(team["a"].model) as passes:
         reused = played(engine, acts)
     assert passes[:3] == [(3, 30), (24, 10), (24, 6)]
