@@ -218,13 +218,14 @@ _WHO = {
     "planner": "You are the planner of a team of two: the tool drafts moves for you, your own answer is executed.",
     "alone": "You are the planner: your answer is executed.",
 }
+# Who is asked stands late: what two roles' prompts begin alike with is computed once.
 _RULES = """\
-{who}
 The task is to walk to the goal on a grid of {size} rows and {size} columns.
 On the map A is where you stand, G is the goal, # is a wall and . is free. Row 0 is at the top, column 0 at the left.
 Moves: U (row - 1), D (row + 1), L (column - 1), R (column + 1). Walls and the edge of the grid cannot be crossed: the
 first move that tries is not made and ends the answer. An answer has 1 to {max_moves} moves, and there are at most
 {max_rounds} rounds, so if the goal is farther away, come as near as you can along a way that leads there.
+{who}
 Think briefly if you need to, then end with one line in exactly this form:
 Answer: {example}"""
 

@@ -292,8 +292,8 @@ _WHO = {
     "planner": "You are the planner of a team of two: the tool drafts moves for you, your own answer is executed.",
     "alone": "You are the planner: your answer is executed.",
 }
+# Who is asked stands late: what two roles' prompts begin alike with is computed once.
 _RULES = """\
-{who}
 The task is a Sokoban level: push every box onto a goal.
 On the map # is a wall, @ is where you stand, $ is a box, . is a goal, * is a box on a goal, + is you on a goal, and
 a space is free. Row 0 is at the top, column 0 at the left.
@@ -301,6 +301,7 @@ Moves: U (row - 1), D (row + 1), L (column - 1), R (column + 1). Moving into a b
 in the same direction. Boxes cannot be pulled. You cannot move into a wall or push a box into a wall or another box: the
 first move that tries is not made and ends the answer. A box in a corner that is no goal is lost. An answer has 1 to
 {max_moves} moves, and there are at most {max_rounds} rounds, so a long solution is made piece by piece.
+{who}
 Think briefly if you need to, then end with one line in exactly this form:
 Answer: {example}"""
 

@@ -338,11 +338,13 @@ _WHO = {
     "planner": "You are the planner of a team of two: the tool drafts a grid for you, your own answer is placed.",
     "alone": "You are the planner: your answer is placed.",
 }
+# Who is asked stands late: what two roles' prompts begin alike with is computed once.
 _RULES = """\
-{who} The task is a Sudoku of {size} rows and {size} columns:
+The task is a Sudoku of {size} rows and {size} columns:
 fill every '.' so that each row, each column and each {box}x{box} box holds every digit from 1 to {size} exactly once.
 The digits of the puzzle (the clues) must stay as they are.
 There are at most {max_rounds} rounds. An answer is always the whole grid, clues included.
+{who}
 Think briefly if you need to, then end with the grid in exactly this form (this example is of another puzzle):
 Answer:
 {example}"""
