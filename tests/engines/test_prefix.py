@@ -89,6 +89,26 @@ def test_a_prompt_that_is_kept_twice_outlives_the_older_states() -> None:
 # ---- the plan ---------------------------------------------------------------------------------------------------
 
 
+def test_whatever_is_asked_and_kept_in_any_order_what_is_found_is_there_and_begins_alike() -> None:
+    """Few different prompts, several per batch, a limit that drops all the time: also newer states before older."""
+    rng = random.Random(1)
+    cache = PrefixCache(max_tokens=60)
+    pool = [prompt(*(rng.randrange(3) for _ in range(rng.randint(1, 6)))) for _ in range(30)]
+    lengths = set()
+    for _ in range(2000):
+        asked = rng.choice(pool)
+        found = cache.find(asked)
+        lengths.add(found.length)
+        if found.states is not None:
+            assert found.states in cache._used
+            assert found.states.prompts[found.row].ids[: found.length] == asked.ids[: found.length]
+        cache.keep(states(*rng.choices(pool, k=rng.randint(1, 4))))
+        assert cache.num_tokens <= 60
+        assert sorted(ids for known in cache._sorted.values() for ids in known) == sorted(p.ids for p in cache._places)
+        assert {id(held) for held, _ in cache._places.values()} <= {id(held) for held in cache._used}
+    assert lengths == set(range(6))
+
+
 def test_equal_prompts_are_computed_once_up_to_their_last_token() -> None:
     """40 prompts of 10 tokens: 9 once, then 1 for each."""
     assert plan([prompt(*SAME)] * 40, [0] * 40) == Plan((prompt(*SAME[:9]),), 9 + 40)

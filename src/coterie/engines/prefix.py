@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -40,8 +40,8 @@ class Prompt:
 class States:
     """Keys and values, each (B, H, P, D), of every layer for prompts that were computed together."""
 
-    prompts: tuple[Prompt, ...]
-    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    prompts: tuple[Prompt, ...] = field(repr=False)
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...] = field(repr=False)
 
     @property
     def width(self) -> int:
@@ -114,7 +114,9 @@ class PrefixCache:
     def _drop(self, states: States) -> None:
         del self._used[states]
         for prompt in set(states.prompts):
-            if self._places[prompt][0] is states:  # else newer states hold the same prompt
+            place = self._places.get(prompt)
+            # Else newer states hold the same prompt, or did and are gone.
+            if place is not None and place[0] is states:
                 del self._places[prompt]
                 known = self._sorted[prompt.owner]
                 del known[bisect_left(known, prompt.ids)]
