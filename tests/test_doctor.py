@@ -242,18 +242,18 @@ def without(batch: MicroBatch, keep: torch.Tensor) -> MicroBatch:
 
 
 def masks_the_end(
-    samples: Sequence[Sample], weights: Sequence[float], max_tokens: int, device: torch.device
+    samples: Sequence[Sample], weights: Sequence[float], max_tokens: int, device: torch.device, width: int
 ) -> list[MicroBatch]:
     """Pack as where the pad token is the end token, and the mask is ``ids != pad``."""
-    return [without(batch, batch.targets_N != END) for batch in pack(samples, weights, max_tokens, device)]
+    return [without(batch, batch.targets_N != END) for batch in pack(samples, weights, max_tokens, device, width)]
 
 
 def weighs_the_end_nothing(
-    samples: Sequence[Sample], weights: Sequence[float], max_tokens: int, device: torch.device
+    samples: Sequence[Sample], weights: Sequence[float], max_tokens: int, device: torch.device, width: int
 ) -> list[MicroBatch]:
     return [
         replace(batch, weights_N=batch.weights_N * (batch.targets_N != END))
-        for batch in pack(samples, weights, max_tokens, device)
+        for batch in pack(samples, weights, max_tokens, device, width)
     ]
 
 
@@ -268,10 +268,10 @@ def test_end_tokens_masked_as_padding_fail(probe: Probe, broken_pack: Packer) ->
 
 
 def trains_padding(
-    samples: Sequence[Sample], weights: Sequence[float], max_tokens: int, device: torch.device
+    samples: Sequence[Sample], weights: Sequence[float], max_tokens: int, device: torch.device, width: int
 ) -> list[MicroBatch]:
     """Pack with one more target, at the last column of the last row."""
-    batches = pack(samples, weights, max_tokens, device)
+    batches = pack(samples, weights, max_tokens, device, width)
     last = batches[-1]
     every = torch.cat([torch.arange(len(last.targets_N)), torch.tensor([len(last.targets_N) - 1])])
     longer = without(last, every)
@@ -286,9 +286,9 @@ def test_padding_with_a_weight_fails(probe: Probe) -> None:
 
 
 def forgets_temperature(
-    samples: Sequence[Sample], weights: Sequence[float], max_tokens: int, device: torch.device
+    samples: Sequence[Sample], weights: Sequence[float], max_tokens: int, device: torch.device, width: int
 ) -> list[MicroBatch]:
-    return pack([replace(item, temperature=1.0) for item in samples], weights, max_tokens, device)
+    return pack([replace(item, temperature=1.0) for item in samples], weights, max_tokens, device, width)
 
 
 def test_training_log_probs_without_the_temperature_fail(probe: Probe) -> None:
@@ -427,7 +427,7 @@ def test_a_team_that_cannot_play_is_one_finding() -> None:
 
 def test_weighted_ids_are_read_per_sample() -> None:
     samples = [sample((5, 6), (7, 8)), sample((5, 6), (9,)), sample((4,), (1,))]
-    (batch,) = pack(samples, [1.0, 1.0, 1.0], 64, torch.device("cpu"))
+    (batch,) = pack(samples, [1.0, 1.0, 1.0], 64, torch.device("cpu"), 256)
     assert trained_ids(batch) == [(7, 8), (9,), (1,)]
 
 

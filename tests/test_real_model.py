@@ -138,7 +138,7 @@ def test_the_end_token_is_sampled_recorded_and_trained_although_it_is_the_paddin
         assert END not in turn.completion_ids[:-1]
         assert tokenizer.decode(turn.completion_ids[:-1]) == turn.text, "the text is without it"
     samples = [sample_of(turn, 1.0) for turn in turns]
-    batches = pack(samples, [0.25] * len(samples), 2048, torch.device("cpu"))
+    batches = pack(samples, [0.25] * len(samples), 2048, torch.device("cpu"), 576)
     targets = torch.cat([batch.targets_N for batch in batches])
     weights = torch.cat([batch.weights_N for batch in batches])
     assert len(targets) == sum(len(turn.completion_ids) for turn in turns)

@@ -82,14 +82,14 @@ class TrainedTeam:
         A task that the env refuses (ConfigError or EnvError before its first act) has failed at once, all else that
         fails is tried again. Tasks must differ; to play one several times, call this with several values of ``index``.
         """
-        from coterie.rollout import Limits, Play
+        from coterie.rollout import Limits, Play, no_check
         from coterie.types import EpisodeKey
 
         recipe = self.lineup.recipe
         rollout = self.lineup.rollout(
             training=False,
             event=_note,
-            before_batch=lambda: None,
+            before_batch=no_check,
             temperature=recipe.eval.temperature if temperature is None else temperature,
             # What fails is returned, not raised: the other tasks have been played.
             limits=Limits(

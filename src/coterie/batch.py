@@ -28,8 +28,6 @@ _EVEN_WIDTHS = 4
 
 Counted in multiplications it is 6. Kernels make attention, with a mask, dearer than that.
 """
-_WIDTH = 256
-"""What is assumed where the model is not known."""
 _MAX_PADDING = 512
 """Tokens; a micro-batch with more padding is two, since another pass costs less than that."""
 
@@ -143,7 +141,7 @@ def pack(
     weights: Sequence[float],
     max_tokens: int,
     device: torch.device,
-    width: int = _WIDTH,
+    width: int,
 ) -> list[MicroBatch]:
     """Return micro-batches of at most ``max_tokens`` padded tokens (a single longer sample goes alone).
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coterie.config import EnvTable, KLTable, PolicyTable, Recipe
-from coterie.engines import Completion, Request
-from coterie.env import Expert
+from coterie.dry_play import empty_answers
 from coterie.errors import ConfigError, TrainError
 from coterie.lineup import Lineup, check_env_fits, check_room
-from coterie.rollout import plays_of
-from coterie.types import Json, StopReason
+from coterie.rollout import no_check, no_event, plays_of
+from coterie.types import Json
 
 BASE = "base"
 """Of ``--frozen role=base``: the policy's model as it was loaded, before any training."""
@@ -149,13 +148,14 @@ def _check_roles(recipe: Recipe, casting: Casting) -> None:
 
 def _check_alone(lineup: Lineup, role: str) -> None:
     """Raise ``ConfigError`` unless the env can be played by one role: it may ask others whatever its options say."""
-
-    def nothing(request: Request, expert: Expert | None) -> tuple[Completion, ...]:  # noqa: ARG001
-        end = lineup.policies[request.policy].renderer.end_id
-        return (Completion(ids=(end,), logprobs=(0.0,), text="", stop_reason=StopReason.END),)
-
     split = lineup.recipe.eval.final_split
-    rollout = lineup.rollout(training=False, temperature=1.0, event=_ignore, before_batch=lambda: None, expert=nothing)
+    rollout = lineup.rollout(
+        training=False,
+        temperature=1.0,
+        event=no_event,
+        before_batch=no_check,
+        expert=empty_answers(lineup.policies),
+    )
     tasks = lineup.make_env().tasks(split, 0, 1)
     try:
         rollout.run(plays_of(tasks, seed=lineup.recipe.seed, purpose="play", step=0, episodes_per_task=1))
@@ -164,7 +164,3 @@ def _check_alone(lineup: Lineup, role: str) -> None:
         raise ConfigError(
             f"--only {role}: env {lineup.recipe.env.name!r} cannot be played by this role alone: {why}"
         ) from error
-
-
-def _ignore(kind: str, fields: Mapping[str, str | int]) -> None:
-    """Tell nobody: what fails is raised."""

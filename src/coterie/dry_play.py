@@ -9,7 +9,7 @@ from coterie.env import Expert
 from coterie.errors import ConfigError
 from coterie.lineup import Lineup
 from coterie.models.policy import Policy
-from coterie.rollout import ExpertDraw, Limits, plays_of
+from coterie.rollout import ExpertDraw, Limits, no_check, plays_of
 from coterie.team import ContextOverflowError
 from coterie.types import StopReason
 
@@ -52,7 +52,7 @@ def _overflows(lineup: Lineup, split: str) -> tuple[int, list[str]]:
     rollout = lineup.rollout(
         training=False,
         event=note,
-        before_batch=lambda: None,
+        before_batch=no_check,
         temperature=1.0,
         expert=empty_answers(lineup.policies),
         limits=Limits(retries=0, deadline_s=_DEADLINE_S, max_failed_fraction=1.0),

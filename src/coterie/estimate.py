@@ -16,7 +16,7 @@ from coterie.display import titled
 from coterie.dry_play import DRY_TASKS, empty_answers
 from coterie.lineup import Lineup
 from coterie.models.loading import DTYPES
-from coterie.rollout import plays_of
+from coterie.rollout import no_check, no_event, plays_of
 from coterie.types import Json
 
 _VALUES_PER_LAYER = 16
@@ -71,7 +71,9 @@ def role_loads(lineup: Lineup) -> list[RoleLoad]:
 
     An episode is then as long as it can get, because nothing is solved. Raises what an env that cannot play raises.
     """
-    rollout = lineup.rollout(training=True, event=_ignore, before_batch=_go_on, expert=empty_answers(lineup.policies))
+    rollout = lineup.rollout(
+        training=True, event=no_event, before_batch=no_check, expert=empty_answers(lineup.policies)
+    )
     sampling = lineup.recipe.sampling
     tasks = lineup.make_env().tasks("train", 0, DRY_TASKS)
     repeats = sampling.num_candidates if sampling.mode == "chain" else 1
@@ -218,14 +220,6 @@ def readable_bytes(count: int) -> str:
 
 
 # ---- machinery below ----------------------------------------------------------------------------------------------
-
-
-def _ignore(kind: str, fields: Mapping[str, str | int]) -> None:
-    """Tell nobody: what fails here is raised."""
-
-
-def _go_on() -> None:
-    """Let the batch run."""
 
 
 def _written(value: object, prefix: str) -> Iterator[str]:

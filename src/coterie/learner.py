@@ -188,7 +188,7 @@ class Learner:
             [weights[i] for i in wanted],
             self.micro_batch_tokens,
             self.policy.model.device,
-            self.policy.model.config.hidden_size,
+            self.policy.width,
         )
 
     def _gradients(

@@ -16,7 +16,7 @@ from coterie.config import SamplingTable
 from coterie.engines import Completion, Engine, Request
 from coterie.env import Prompt
 from coterie.lineup import Lineup
-from coterie.rollout import plays_of
+from coterie.rollout import no_check, no_event, plays_of
 from coterie.team import Renderer
 from coterie.train import samples_by_policy
 from coterie.types import Credit, Sample, Turn
@@ -27,7 +27,7 @@ _MAX_TOKENS = 48
 _ADVANTAGES = (1.0, -0.5)
 """Given in turn instead of what the rewards say, so that there is a gradient; they do not cancel on equal answers."""
 
-Packer = Callable[[Sequence[Sample], Sequence[float], int, torch.device], list[MicroBatch]]
+Packer = Callable[[Sequence[Sample], Sequence[float], int, torch.device, int], list[MicroBatch]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,8 @@ class Probe:
         """Return samples of one policy as its learner packs them, every token with weight 1."""
         if not samples:
             return []
-        device = self.lineup.policies[samples[0].policy].model.device
-        return self.pack(samples, [1.0] * len(samples), self.lineup.recipe.train.micro_batch_tokens, device)
+        policy, max_tokens = self.lineup.policies[samples[0].policy], self.lineup.recipe.train.micro_batch_tokens
+        return self.pack(samples, [1.0] * len(samples), max_tokens, policy.model.device, policy.width)
 
 
 class _Listening:
@@ -113,7 +113,7 @@ def take_probe(lineup: Lineup, available_memory: int | None = None) -> Probe:
     short = replace(lineup, recipe=lineup.recipe.model_copy(update={"sampling": _shortened(lineup.recipe.sampling)}))
     draws: list[Draw] = []
     prompts: dict[str, list[Prompt]] = defaultdict(list)
-    rollout = short.rollout(training=True, event=_ignore, before_batch=lambda: None)
+    rollout = short.rollout(training=True, event=no_event, before_batch=no_check)
     rollout = replace(
         rollout,
         engine=_Listening(lineup.engine, draws),
@@ -168,7 +168,3 @@ def _shortened(sampling: SamplingTable) -> SamplingTable:
             "roles": roles,
         }
     )
-
-
-def _ignore(kind: str, fields: Mapping[str, str | int]) -> None:
-    """Tell nobody: what fails here is raised."""

@@ -183,11 +183,11 @@ def check_completions(requests: Sequence[Request], results: Sequence[tuple[Compl
                 raise EngineError(f"{name}: log-probs must be finite and <= 0, got {min(completion.logprobs)}")
 
 
-def _no_event(kind: str, fields: Mapping[str, str | int]) -> None:
+def no_event(kind: str, fields: Mapping[str, str | int]) -> None:
     """Tell nobody."""
 
 
-def _no_check() -> None:
+def no_check() -> None:
     """Let the batch run."""
 
 
@@ -201,8 +201,8 @@ class Rollout:
     engine: Engine | None
     """``None`` only where ``expert`` answers instead."""
     limits: Limits = Limits()
-    event: Event = _no_event
-    before_batch: Callable[[], None] = _no_check
+    event: Event = no_event
+    before_batch: Callable[[], None] = no_check
     """Runs before every batch; whatever it raises abandons the rollout."""
     expert: ExpertDraw | None = None
 

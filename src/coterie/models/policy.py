@@ -37,6 +37,11 @@ class Policy:
         """The adapter that its rows of a batch go through."""
         return BASE if self.adapter is None else self.adapter.key
 
+    @property
+    def width(self) -> int:
+        """Hidden units of a layer of its model."""
+        return int(self.model.config.get_text_config().hidden_size)
+
     def weights(self) -> dict[str, Parameter]:
         """Return what its training changes: the adapter's tensors, or all weights where it has a model of its own."""
         return dict(self.model.named_parameters()) if self.adapter is None else self.adapter.weights()
