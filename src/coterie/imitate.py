@@ -22,7 +22,7 @@ from coterie.lineup import Lineup
 from coterie.loss import token_logprobs
 from coterie.models.policy import Policy, as_sampled
 from coterie.rollout import Event, Play, plays_of
-from coterie.stepper import learning_rate
+from coterie.stepper import Stepper, learning_rate
 from coterie.team import Plan
 from coterie.types import Episode, Sample, StopReason
 
@@ -115,36 +115,34 @@ def imitate(
         raise TrainError(f"policy {policy.name!r}: no demonstrations for its roles")
     weights = list(policy.model_weights().values())
     autocast = train.precision == "bfloat16"
-    schedule = OptimizerTable(lr=table.lr, warmup_steps=table.warmup_steps, schedule="linear")
-    optimizer = torch.optim.AdamW(weights, lr=table.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    optimizer = OptimizerTable(lr=table.lr, betas=(0.9, 0.98), warmup_steps=table.warmup_steps, schedule="linear")
     losses: list[float] = []
     model, device = policy.model, policy.model.device
     flags = [weight.requires_grad for weight in weights]
     dtype = model.dtype
     _cast(weights, torch.float32)  # in bfloat16 small steps would be lost; see the master copies of Learner
     _ask_for_gradients(weights, [True] * len(weights))
+    stepper = Stepper(policy.model_weights(), optimizer)
     for step in range(table.steps):
         chosen = [sample for index in draw_acts(table, step, len(acts), seed) for sample in acts[index]]
         num_tokens = sum(len(sample.completion_ids) for sample in chosen)
         loss = 0.0
         shares = [1.0 / num_tokens] * len(chosen)
-        for batch in pack(chosen, shares, train.micro_batch_tokens, device, model.config.hidden_size):
+        for batch in pack(chosen, shares, train.micro_batch_tokens, device, policy.width):
             with as_sampled(model, policy.checkpointing):
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
                     logits = scored_logits(model, batch)
                 part = -(token_logprobs(logits, batch.targets_N) * batch.weights_N).sum()
                 part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
-        norm = float(torch.nn.utils.clip_grad_norm_(weights, 1.0))
+        norm = stepper.clip()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainError(
                 f"warm start of policy {policy.name!r}, step {step + 1}: loss {loss:g}, gradient norm {norm:g}; "
                 "expected finite numbers. Lower imitate.lr"
             )
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(schedule, step, table.steps)
-        optimizer.step()
-        optimizer.zero_grad()
+        stepper.step(learning_rate(optimizer, step, table.steps))
+        stepper.forget()
         losses.append(loss)
         progress(policy.name, step + 1, table.steps, loss)
     _cast(weights, dtype)
