@@ -354,3 +354,14 @@ def dump_recipe(recipe: Recipe) -> dict[str, Any]:
     if recipe.sampling.mode == "chain" or recipe.sampling.select != "sample":
         del resolved["sampling"]["select_temperature"]
     return resolved
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table's values by dotted key, depth first; an empty table is a value."""
+    rows: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            rows |= flat(value, f"{prefix}{key}.")
+        else:
+            rows[prefix + key] = value
+    return rows

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coterie.config import Recipe, dump_recipe
+from coterie.config import Recipe, dump_recipe, flat
 from coterie.display import titled
 from coterie.dry_play import DRY_TASKS, empty_answers
 from coterie.lineup import Lineup
@@ -154,7 +154,7 @@ def recipe_table(recipe: Recipe, resolved: Recipe) -> Table:
 
     ``resolved`` has the env's own defaults too.
     """
-    values = list(_flat(dump_recipe(resolved), ""))
+    values = list(flat(dump_recipe(resolved)).items())
     rows = [(key, _shown(value)) for key, value in values]
     words = [word for _, value in values if not isinstance(value, str) for word in _shown(value).split(" ")]
     table = Table()
@@ -235,15 +235,6 @@ def _written(value: object, prefix: str) -> Iterator[str]:
             yield from _written(inner, f"{prefix}{name}.")
     else:
         yield prefix.removesuffix(".")
-
-
-def _flat(table: Mapping[str, Json], prefix: str) -> Iterator[tuple[str, Json]]:
-    """Yield (dotted key, value), depth first."""
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _shown(value: Json) -> str:

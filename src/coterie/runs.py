@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from coterie.checkpoint import CheckpointStore, truncate_journals
-from coterie.config import Recipe, dump_recipe, read_recipe
+from coterie.config import Recipe, dump_recipe, flat, read_recipe
 from coterie.dry_play import check_prompts
 from coterie.durable import LOCK_NAME, RunLock, atomic_write_json, check_writable
 from coterie.errors import CheckpointError, ConfigError
@@ -202,7 +202,7 @@ def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool, 
 
     ``remarks`` say what the difference brings with it; they are shown below it.
     """
-    before, after = _flat(old), _flat(new)
+    before, after = flat(old), flat(new)
     changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     if not changed:
         return
@@ -218,17 +218,6 @@ def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool, 
         raise ConfigError(
             f"the recipe differs from the run's:\n{lines}\nAdd --accept-changes to go on with the new values"
         )
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table's values by dotted key."""
-    rows: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            rows |= _flat(value, f"{prefix}{key}.")
-        else:
-            rows[prefix + key] = value
-    return rows
 
 
 def _train(lineup: Lineup, run_dir: Path, listener: Listener) -> Mapping[str, Json]:
