@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from coterie.cli_data import data
 from coterie.cli_look import check, check_env_contract, envs, recipes
 from coterie.cli_play import evaluate_team, play
 from coterie.cli_team import doctor, export
@@ -85,3 +86,4 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
+app.add_typer(data, name="data")
