@@ -280,8 +280,22 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
             _refuse_unknown(value, tables[key], f"{where}{key}.")
 
 
+def _one_env(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return a recipe in which ``[[envs]]`` is one ``[env]``, the mixture; ``ConfigError`` for both at once."""
+    rest = dict(raw)
+    if "envs" not in rest:
+        return rest
+    parts = rest.pop("envs")
+    if "env" in rest:
+        raise ConfigError(f"{source}: [env] and [[envs]] are both there; one env is [env], several are [[envs]]")
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        raise ConfigError(f"{source}: envs must be a list of tables, written [[envs]] each")
+    return {**rest, "env": {"name": "mixed", "envs": parts}}
+
+
 def parse_recipe(raw: Mapping[str, Any], source: str) -> Recipe:
     """Return the validated recipe; ``ConfigError`` names the source, the key, and what would be right."""
+    raw = _one_env(raw, source)
     _refuse_unknown(raw, Recipe, "")
     try:
         return Recipe.model_validate(raw)

@@ -153,10 +153,11 @@ def check_env_fits(recipe: Recipe) -> Recipe:
         )
     if recipe.sampling.mode == "tree":
         for role, policy in recipe.team.items():
-            if recipe.policies[policy].train != "frozen" and role not in env.scored_roles:
+            if recipe.policies[policy].train != "frozen" and not env.scores(role):
+                able = [name for name in roles if env.scores(name)]
                 raise ConfigError(
                     f"sampling.mode = 'tree', but env {recipe.env.name!r} cannot score candidates of role {role!r} at "
-                    f"once (it can: {list(env.scored_roles)}). Use mode = 'chain', or freeze policy {policy!r}"
+                    f"once (it can: {able}). Use mode = 'chain', or freeze policy {policy!r}"
                 )
     for what, split, count in (
         ("eval.tasks", recipe.eval.split, recipe.eval.tasks),

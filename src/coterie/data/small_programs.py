@@ -108,7 +108,7 @@ class Steps:
 
 def make_program_problem(level: int, split: str, index: int, short: bool = False) -> CodeProblem:
     """Return problem ``index`` of a split at a level; a function of the arguments alone."""
-    seed, steps = make_instance(f"small_programs/{level}", split, index, lambda rng: draw(level, rng), repr)
+    seed, steps = _made(level, split, index)
     rng = random.Random(seed)
     inputs = _inputs(level, rng)
     wrong = [
@@ -127,6 +127,17 @@ def make_program_problem(level: int, split: str, index: int, short: bool = False
         reference=steps.program(),
         wrong=tuple(dict.fromkeys(other.program() for other in wrong))[:MAX_WRONG],
     )
+
+
+def some_tests(level: int, split: str, index: int, rng: random.Random, count: int) -> list[ProgramTest]:
+    """Return fresh tests of a problem, which a scripted tester writes: never taken from the hidden ones."""
+    _, steps = _made(level, split, index)
+    inputs = _inputs(level, rng)[:count]
+    return [ProgramTest(stdin=" ".join(map(str, xs)) + "\n", expected=f"{steps.output(xs)}\n") for xs in inputs]
+
+
+def _made(level: int, split: str, index: int) -> tuple[int, Steps]:
+    return make_instance(f"small_programs/{level}", split, index, lambda rng: draw(level, rng), repr)
 
 
 def draw(level: int, rng: random.Random) -> Steps | None:
