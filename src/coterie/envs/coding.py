@@ -30,11 +30,12 @@ from coterie.data.small_programs import LEVELS, make_program_problem, some_tests
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.answer_texts import block, parses, program_of
 from coterie.envs.problem_tasks import ProblemOptions, ProblemTasks
-from coterie.envs.suites import Suite, judged, read_suite, shown, write_suite
+from coterie.envs.suites import Suite, judged, read_suite, shown, shown_text, write_suite
 from coterie.errors import ConfigError
 from coterie.grading import grade
-from coterie.grading.report import Mark
+from coterie.grading.report import Grade, Mark
 from coterie.problems import CodeProblem, CodeTest, ProgramTest
+from coterie.sandbox.execution import Limits
 from coterie.sandbox.shared import shared_pool
 from coterie.types import Outcome, Reward, Scored, Task, system, user
 
@@ -286,8 +287,16 @@ async def _mismatches(problem: CodeProblem, seen: tuple[CodeTest, ...], program:
     if not seen:
         return ()
     report = await grade(replace(problem, tests=seen), program, shared_pool())
-    pairs = zip(seen, report.grades, strict=True)
-    return tuple(f"{_cut(shown(test))}: {_cut(one.reason)}" for test, one in pairs if not one.passed)
+    failed = [(test, one) for test, one in zip(seen, report.grades, strict=True) if not one.passed]
+    return tuple([f"{_cut(shown(test))}: {_cut(await _instead(problem, test, one, program))}" for test, one in failed])
+
+
+async def _instead(problem: CodeProblem, test: CodeTest, found: Grade, program: str) -> str:
+    """Return what a program did instead of passing a test: what it printed, or why it ended."""
+    if not isinstance(test, ProgramTest) or found.mark is not Mark.WRONG:
+        return found.reason
+    done = await shared_pool().run(program, test.stdin.encode(), Limits(cpu_s=problem.cpu_s))
+    return f"the program prints {shown_text(done.stdout.decode('utf-8', errors='replace'))}"
 
 
 def _agreed(state: State) -> list[str]:

@@ -52,14 +52,16 @@ def write_suite(tests: Sequence[ProgramTest], compact: bool) -> str:
     """Return tests of a program as a tester writes them."""
     if compact:
         return ";".join(f"{test.stdin.strip()}>{test.expected.strip()}" for test in tests)
-    rows = ",\n".join(f'  {{"input": {_json(test.stdin)}, "output": {_json(test.expected)}}}' for test in tests)
+    rows = ",\n".join(
+        f'  {{"input": {shown_text(test.stdin)}, "output": {shown_text(test.expected)}}}' for test in tests
+    )
     return block(f"[\n{rows}\n]", "json")
 
 
 def shown(test: CodeTest) -> str:
     """Return a test as prompts show it."""
     if isinstance(test, ProgramTest):
-        return f"input {_json(test.stdin)} -> output {_json(test.expected)}"
+        return f"input {shown_text(test.stdin)} -> output {shown_text(test.expected)}"
     return f"arguments {test.args} -> {test.expected}" if isinstance(test, CallTest) else test.code
 
 
@@ -135,5 +137,6 @@ def _line(text: str) -> str:
     return text if text.endswith("\n") else f"{text}\n"
 
 
-def _json(text: str) -> str:
+def shown_text(text: str) -> str:
+    """Return a text on one line, in quotes, as prompts show it."""
     return json.dumps(text, ensure_ascii=False)
