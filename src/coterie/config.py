@@ -121,6 +121,15 @@ class EvalTable(Table):
     final_tasks: Positive = 1000
 
 
+class SandboxTable(Table):
+    """``[sandbox]``: how model-written programs are run, for envs that run any."""
+
+    slots: Positive | None = None
+    """Programs that run at the same time; ``None`` means one per core."""
+    mode: Literal["auto", "unsafe"] = "auto"
+    """``unsafe`` runs programs without walls; the environment variable COTERIE_UNSAFE_SANDBOX=1 must agree."""
+
+
 class ImitateTable(Table):
     """``[imitate]``: the supervised warm start on demonstrations of the env's scripted experts."""
 
@@ -150,6 +159,7 @@ class Recipe(Table):
     loss: LossTable = LossTable()
     train: TrainTable
     eval: EvalTable = EvalTable()
+    sandbox: SandboxTable = SandboxTable()
     imitate: ImitateTable | None = None
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ("tensorboard",)
 
@@ -266,6 +276,7 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
         "loss": LossTable,
         "train": TrainTable,
         "eval": EvalTable,
+        "sandbox": SandboxTable,
         "imitate": ImitateTable,
     }
     maps: dict[str, type[BaseModel]] = {"policies": PolicyTable, "roles": RoleSampling}

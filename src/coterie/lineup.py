@@ -22,6 +22,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel
 from coterie.models.policy import Policy
 from coterie.rollout import Event, ExpertDraw, Limits, Rollout
+from coterie.sandbox import shared
 from coterie.team import Plan, Seating
 from coterie.tensors import restore_tensors, save_tensors
 from coterie.trained import RESIDENT, load_model
@@ -174,6 +175,7 @@ def check_env_fits(recipe: Recipe) -> Recipe:
 
 def assemble(recipe: Recipe) -> Lineup:
     """Return the lineup of a checked recipe: every policy loaded, every limit compared with its context."""
+    shared.configure(shared.SandboxSettings(slots=recipe.sandbox.slots, mode=recipe.sandbox.mode))
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     policies: dict[str, Policy] = {}
