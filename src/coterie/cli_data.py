@@ -28,6 +28,9 @@ def check_data(
     tokenizer: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Count tokens as this model does; its weights are loaded too.")
     ] = None,
+    references: Annotated[
+        bool, typer.Option("--references", help="Run the reference solutions against their own tests.")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="List every finding, not the first 20 of a kind.")] = False,
 ) -> None:
     """Count what is in data sets and list what is wrong with them; exit code 1 where something is."""
@@ -42,7 +45,8 @@ def check_data(
     _list(console, "problems repeat the question of another", _pairs(report.duplicates), most)
     if against:
         _list(console, "problems are in an evaluation set too", _pairs(report.overlap), most)
-    faults = report.num_faults
+    failed = _references(console, report, most) if references else 0
+    faults = report.num_faults + failed
     console.print(Text(f"{faults} faults" if faults else "no faults"))
     if faults:
         raise typer.Exit(1)
@@ -94,3 +98,16 @@ def _list(console: Console, what: str, lines: Sequence[str], most: int | None) -
             console.print(Text(f"  {line}"), soft_wrap=True)
         if most is not None and len(lines) > most:
             console.print(Text(f"  and {len(lines) - most} more; --all lists them"))
+
+
+def _references(console: Console, report: DataReport, most: int | None) -> int:
+    """Run references, list those that fail a test of their own, and return how many do."""
+    from coterie.data.references import failing_references
+    from coterie.problems import CodeProblem
+    from coterie.sandbox.shared import shared_pool
+
+    problems = [p for source in report.sources for p in source.problems if isinstance(p, CodeProblem) and p.reference]
+    failed = failing_references(problems, shared_pool()) if problems else {}
+    console.print(Text(f"{len(problems) - len(failed)} of {len(problems)} reference solutions pass their own tests"))
+    _list(console, "reference solutions fail", [f"{id}: {why}" for id, why in failed.items()], most)
+    return len(failed)
