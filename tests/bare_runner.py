@@ -8,19 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 
 from coterie.sandbox.execution import Execution, Limits, Verdict
 
 
-@dataclass
 class BareRunner:
-    """Runs programs of the tests. ``runs`` keeps (program, stdin) of every one, so tests see what went inside."""
-
-    runs: list[tuple[str, bytes]] = field(default_factory=list)
+    """Runs programs of the tests, one process each."""
 
     async def run(self, program: str, stdin: bytes = b"", limits: Limits | None = None) -> Execution:
-        self.runs.append((program, stdin))
         return await asyncio.to_thread(run_now, program, stdin, limits or Limits())
 
 

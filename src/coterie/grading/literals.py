@@ -33,7 +33,7 @@ def encode(value: object) -> object:
     if isinstance(value, complex):
         return {"complex": [float.hex(value.real), float.hex(value.imag)]}
     if isinstance(value, str):
-        return str.__str__(value)
+        return encode_text(str.__str__(value))
     if isinstance(value, bytes):
         return {"bytes": bytes.hex(value)}
     if isinstance(value, list):
@@ -47,6 +47,15 @@ def encode(value: object) -> object:
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(item)] for key, item in dict.items(value)]}
     raise NotLiteralError(f"a value of type {type(value).__name__}")
+
+
+def encode_text(text: str) -> object:
+    """Return a text; one with halves of surrogate pairs, which JSON would join, as its bytes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return {"text": text.encode("utf-8", "surrogatepass").hex()}
+    return text
 
 
 def decode(data: object) -> object:
@@ -70,8 +79,9 @@ def decode_tagged(kind: str, body: object) -> object:
         return int(cast(str, body), 16)
     if kind == "float":
         return float.fromhex(cast(str, body))
-    if kind == "bytes":
-        return bytes.fromhex(cast(str, body))
+    if kind in ("bytes", "text"):
+        raw = bytes.fromhex(cast(str, body))
+        return raw if kind == "bytes" else raw.decode("utf-8", "surrogatepass")
     items = list(cast(list[object], body))
     if kind == "complex":
         real, imag = (float.fromhex(cast(str, item)) for item in items)

@@ -20,7 +20,7 @@ from typing import Any
 
 from coterie.errors import ConfigError, SandboxError
 from coterie.grading.maths_same import plainly_same, same_answer
-from coterie.grading.maths_text import MAX_ANSWER, last_boxed
+from coterie.grading.maths_text import MAX_ANSWER, MAX_NESTING, last_boxed, nesting
 
 CPU_S = 5.0
 """Processor time that one comparison may take in a worker."""
@@ -99,6 +99,8 @@ class Verifier:
             return self.count(Verdict(False, Reason.EMPTY))
         if len(answer) > MAX_ANSWER:
             return self.count(Verdict(False, Reason.TOO_LONG, answer[:MAX_ANSWER]))
+        if nesting(answer) > MAX_NESTING:
+            return self.count(Verdict(False, Reason.UNREADABLE, answer, f"brackets deeper than {MAX_NESTING}"))
         plain = True if gold.strip() == answer else same_answer(gold, answer, plainly_same, ordered)
         if plain is not None:
             return self.count(Verdict(plain, Reason.SAME if plain else Reason.DIFFERENT, answer))

@@ -85,7 +85,7 @@ def same_number(gold: Number, answer: Number) -> bool:
     """Return whether two numbers are the same.
 
     Equal, or within 1e-12 of the larger; or one is a decimal of at least six significant digits and the other, a
-    fraction that is no integer, differs from it by less than one of its last digit (cut or rounded). A percentage is
+    fraction that is no integer, rounds to it or is cut to it. A percentage is
     the same as its number of percent and as its value; two percentages are compared as such.
     """
     if gold.percent != answer.percent:
@@ -95,8 +95,16 @@ def same_number(gold: Number, answer: Number) -> bool:
         return True
     for decimal, exact in ((gold, answer), (answer, gold)):
         if decimal.step is not None and not exact.decimal and exact.value.denominator != 1:
-            return abs(decimal.value - exact.value) < decimal.step
+            return is_rounded(decimal, exact.value)
     return False
+
+
+def is_rounded(decimal: Number, exact: Fraction) -> bool:
+    """Return whether a decimal of enough digits is an exact value rounded, or cut, to them."""
+    if decimal.step is None:
+        return False
+    error = abs(decimal.value - exact)
+    return error <= decimal.step / 2 or (error < decimal.step and abs(decimal.value) < abs(exact))
 
 
 def near(a: Fraction, b: Fraction) -> bool:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 MAX_ANSWER = 2000
 """Characters of an answer; a longer one is not read."""
 
+MAX_NESTING = 40
+"""Brackets within brackets; a parser of formulas takes seconds over hundreds of them."""
+
 MAX_DEPTH = 12
 
-BRACKETS = {"(": ")", "[": "]", "{": "}"}
 SPELLINGS: Sequence[tuple[str, str]] = (
     (r"[−–]", "-"),
     (r"°", r"^\\circ "),
@@ -23,7 +25,7 @@ SPELLINGS: Sequence[tuple[str, str]] = (
     (r"≥|\\geqslant(?![a-zA-Z])|\\geq(?![a-zA-Z])", r"\\ge "),
     (r"×", r"\\times "),
     (r"(?<!\\)\\(?:[()]|[\[\]])|\\?\$", " "),  # the marks of a formula, and dollars
-    (r"\{,\}", ","),
+    (r",\s*\\!\s*|\{,\}", ","),
     (r"(?<!\\)\\!", ""),
     (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])|\\displaystyle(?![a-zA-Z])", " "),
     (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?", ""),
@@ -37,12 +39,12 @@ SPELLINGS: Sequence[tuple[str, str]] = (
     (r"\\text\{\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])", ","),
     (r",(?:\s*,)+", ","),
     (r"\s+", " "),
+    (r"\\frac ?(\d) ?(\d)", r"\\frac{\1}{\2}"),
+    (r"\\frac ?(\d) ?\{", r"\\frac{\1}{"),
+    (r"\\frac ?(\{[^{}]*\}) ?(\d)", r"\\frac\1{\2}"),
+    (r"\\sqrt ?(\d)", r"\\sqrt{\1}"),
 )
 COMPACT: Sequence[tuple[str, str]] = (
-    (r"\\frac(\d)(\d)", r"\\frac{\1}{\2}"),
-    (r"\\frac(\d)\{", r"\\frac{\1}{"),
-    (r"\\frac(\{[^{}]*\})(\d)", r"\\frac\1{\2}"),
-    (r"\\sqrt(\d|[a-zA-Z])", r"\\sqrt{\1}"),
     (r"([_^])\{(-?\w)\}", r"\1\2"),
     (r"(?<![\d.])\+(?=\d)", ""),
 )
@@ -78,7 +80,7 @@ def spelled(text: str) -> str:
     """Return an answer in one spelling: no formula marks or spacing commands, one kind of fraction, plain ``<=``."""
     for pattern, plain in SPELLINGS:
         text = re.sub(pattern, plain, text)
-    return text.strip(" .,;")
+    return text.strip(" ,;").rstrip(" .,;")
 
 
 def compact(text: str) -> str:
@@ -159,6 +161,15 @@ def plus_minus(node: Node) -> list[Node]:
     if node.kind != "scalar" or node.text.count("\\pm") != 1 or "\\mp" in node.text:
         return [node]
     return [Node("scalar", text=re.sub(r"\\pm(?![a-zA-Z])\s*", sign, node.text), name=node.name) for sign in "+-"]
+
+
+def nesting(text: str) -> int:
+    """Return how many brackets are open at once, at most."""
+    depth = deepest = 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def split_top(text: str, marks: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from fractions import Fraction
 from typing import Any
 
 import sympy
@@ -16,7 +17,7 @@ from latex2sympy2_extended import latex2sympy
 from math_verify import verify
 
 from coterie.errors import guarded
-from coterie.grading.maths_numbers import RELATIVE, read_number, without_units
+from coterie.grading.maths_numbers import RELATIVE, is_rounded, read_number, without_units
 from coterie.grading.maths_same import plainly_same, same_answer
 from coterie.types import Failure
 
@@ -34,9 +35,12 @@ class UnreadableError(Exception):
 def read(text: str) -> Any:
     """Return a formula as sympy reads it; ``UnreadableError``, or what the parser raises, where it cannot."""
     text = without_units(text)
-    expression = latex2sympy(text, normalization_config=None, is_real=False if "i" in text else None)
+    expression = latex2sympy(text, normalization_config=None)
     if expression is None:
         raise UnreadableError(f"{text[:60]!r} is no formula")
+    if isinstance(expression, sympy.Expr):  # the letter i is the imaginary unit, and letters have no assumptions
+        meanings = {s: sympy.I if str(s) == "i" else sympy.Symbol(str(s)) for s in expression.free_symbols}
+        expression = expression.subs(meanings)
     return expression
 
 
@@ -54,8 +58,8 @@ def same_formula(gold: str, answer: str) -> bool:
         return bool(verify([a], [b], timeout_seconds=None))
     letters = sorted(a.free_symbols | b.free_symbols, key=str)
     if not letters:
-        return same_values(a, b) or is_rounded(gold, b) or is_rounded(answer, a)
-    if {str(letter) for letter in a.free_symbols} != {str(letter) for letter in b.free_symbols}:
+        return same_values(a, b) or is_decimal_of(gold, b) or is_decimal_of(answer, a)
+    if a.free_symbols != b.free_symbols:
         return False
     agreed = 0
     for shift in range(len(POINTS)):
@@ -77,13 +81,12 @@ def same_values(a: Any, b: Any) -> bool:
     return bool(largest < NOTHING or abs(x - y) <= float(RELATIVE) * largest)
 
 
-def is_rounded(text: str, exact: Any) -> bool:
+def is_decimal_of(text: str, exact: Any) -> bool:
     """Return whether a text is a decimal of enough digits that stands for a value no decimal reaches."""
     number = read_number(text)
-    if number is None or number.step is None or exact.is_rational or not exact.is_real:
+    if number is None or exact.is_rational or not exact.is_real:
         return False
-    value, step = sympy.Rational(number.value), sympy.Rational(number.step)
-    return bool(abs(sympy.N(exact, DIGITS) - value) < step)
+    return is_rounded(number, Fraction(str(sympy.N(exact, DIGITS))))
 
 
 def answer_request(request: dict[str, Any]) -> dict[str, object]:
