@@ -47,7 +47,9 @@ def judge(text: str, problem: CodeProblem) -> tuple[float, float]:
     return found.confirmed, found.caught
 
 
-@pytest.mark.parametrize("options", [{"max_rounds": 1}, {"style": "compact", "max_rounds": 1}, {"roles": ["coder"], "max_rounds": 1}])
+@pytest.mark.parametrize(
+    "options", [{"max_rounds": 1}, {"style": "compact", "max_rounds": 1}, {"roles": ["coder"], "max_rounds": 1}]
+)
 def test_the_contract_holds(options: dict[str, Json]) -> None:
     assert_env("code", options, tasks=1)
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from coterie.config import dump_recipe, parse_recipe
+from coterie.credit import CreditRule, assign
 from coterie.env import make_env
 from coterie.errors import ConfigError
 from coterie.lineup import check_env_fits
 from coterie.testing import play_once
+from coterie.train import Played, step_metrics
 from coterie.types import Json
 
 PATHS = {"name": "plan_path", "size": 4, "style": "compact", "max_moves": 2, "max_rounds": 1, "weight": 3.0}
@@ -81,6 +83,21 @@ def test_a_recipe_with_envs_is_resolved_and_read_back_equal() -> None:
     assert dumped["env"]["name"] == "mixed"
     assert dumped["env"]["envs"][1]["format_reward"] == 0.1, "defaults of the parts are visible"
     assert check_env_fits(parse_recipe(dumped, "r")) == resolved
+
+
+def test_a_training_step_reports_each_env_apart() -> None:
+    env = make_env("mixed", OPTIONS)
+    tasks = {str(task.data["env"]): task for task in env.tasks("train", 0, 50)}
+    episodes = tuple(play_once("mixed", ["7", "7"], options=OPTIONS, task=task) for task in tasks.values())
+    credit = assign(episodes, CreditRule(by_episode=True))
+    row = step_metrics(0, Played(episodes=episodes, credit=credit, refilled=0, replaced_tokens=0), {})
+    assert {key for key in row if "/math" in key or "/plan_path" in key} == {
+        "success_selected/math",
+        "success_selected/plan_path",
+        "reward/team/math",
+        "reward/team/plan_path",
+    }
+    assert row["success_selected/plan_path"] == 0.0
 
 
 @pytest.mark.parametrize(

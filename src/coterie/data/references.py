@@ -11,7 +11,7 @@ from coterie.sandbox.execution import Runner
 
 
 def failing_references(problems: Sequence[CodeProblem], runner: Runner, at_once: int = 4) -> dict[str, str]:
-    """Return id -> why for the problems whose reference does not pass all of their tests; those without one are skipped.
+    """Return id -> why for the problems whose reference does not pass all of their tests; others are left out.
 
     ``SandboxError`` where programs could not be run, ``ConfigError`` where a problem's tests cannot be read.
     """
