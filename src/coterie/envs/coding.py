@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 from coterie.data.small_programs import LEVELS, make_program_problem, some_tests
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.answer_texts import block, parses, program_of
+from coterie.envs.once import once
 from coterie.envs.problem_tasks import ProblemOptions, ProblemTasks
 from coterie.envs.suites import Suite, judged, read_suite, shown, shown_text, write_suite
 from coterie.errors import ConfigError
@@ -166,7 +167,7 @@ class Coding(Env):
             suite = await judged(tests, problem, right, list(dict.fromkeys(wrong)), shared_pool())
             return Scored(Reward(0.0, suite.confirmed + suite.caught), suite)
 
-        return score
+        return once(score)
 
     def _score_coder(self, problem: CodeProblem, state: State, suite: Suite | None) -> Score[Work]:
         hidden, public = hidden_tests(problem), public_tests(problem)
@@ -187,7 +188,7 @@ class Coding(Env):
             )
             return Scored(Reward(self._team(state, work), self.options.format_reward if work.runs else 0.0), work)
 
-        return score
+        return once(score)
 
     def _team(self, state: State, work: Work) -> float:
         first = work.share == 1.0 and all(earlier.share < 1.0 for earlier in state.works)

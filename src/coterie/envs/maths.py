@@ -24,6 +24,7 @@ from coterie.data.arithmetic import ANSWER_CHARS, LEVELS, QUESTION_CHARS, make_p
 from coterie.data.math_layouts import last_boxed
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.answer_texts import block, program_of
+from coterie.envs.once import once
 from coterie.envs.problem_tasks import ProblemOptions, ProblemTasks
 from coterie.errors import ConfigError
 from coterie.grading.maths import verify
@@ -155,7 +156,7 @@ class Maths(Env):
             work = Work(answer, await self._same(problem.answer, answer))
             return Scored(self._reward(state, work), work)
 
-        return score
+        return once(score)
 
     def _score_tool(self, problem: MathProblem, state: State) -> Score[Work]:
         """Return the tool's scorer: the worth of its answer if the reasoner gave it."""
@@ -167,7 +168,7 @@ class Maths(Env):
                 work = Work(answer, await self._same(problem.answer, answer))
             return Scored(self._reward(state, work), work)
 
-        return score
+        return once(score)
 
     async def _run(self, problem: MathProblem, text: str) -> Work:
         program = program_of(text)

@@ -24,6 +24,7 @@ from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.answer_texts import block, program_of
 from coterie.envs.grid import Grid, canonical, cells_of, distances, straight_distance
 from coterie.envs.maze import Attempt, Board, answer_moves, execute
+from coterie.envs.once import once
 from coterie.envs.splits import make_instance
 from coterie.errors import ConfigError
 from coterie.keyed import stable_hash
@@ -174,7 +175,7 @@ class PlanPath(Env):
                     moves = self._moves(lines[-1]) if lines else ""
             return self._judge(board, moves)
 
-        return score
+        return once(score)
 
     def _judge(self, board: Board, moves: str) -> Scored[Attempt]:
         attempt = execute(board, moves)
