@@ -33,7 +33,7 @@ def check(
     for line in (
         f"tier {tier}: {', '.join(layers)}",
         "no attempt to break out got through",
-        f"{rate:.0f} trivial programs a second in one slot, {rate / bare:.1f} times as many as python -I -c ({bare:.0f})",
+        f"{rate:.0f} trivial programs a second in one slot, {rate / bare:.1f} times as many as python -I -c",
     ):
         Console().print(Text(line), soft_wrap=True)
 

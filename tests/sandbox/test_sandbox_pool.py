@@ -91,7 +91,10 @@ def gone(pids: set[int], within_s: float = 20.0) -> bool:
 
 
 def test_a_program_finds_nothing_of_the_one_before_it(single: SandboxPool) -> None:
-    poison = "import builtins, sys, math, random\nbuiltins.len = lambda x: 7\nmath.pi = 3\nsys.modules['json'] = None\nrandom.seed(5)"
+    poison = (
+        "import builtins, sys, math, random\nbuiltins.len = lambda x: 7\nmath.pi = 3\n"
+        "sys.modules['json'] = None\nrandom.seed(5)"
+    )
     assert single.run_now(poison).verdict == Verdict.OK
     look = "import json, math, random\nprint(len(''), math.pi > 3, random.random())"
     assert single.run_now(look).stdout == b"0 True 0.8444218515250481\n"  # random.seed(0)
@@ -362,7 +365,9 @@ def test_every_canary_is_caught_where_there_are_no_walls(monkeypatch: pytest.Mon
     monkeypatch.setenv(UNSAFE, "1")
     monkeypatch.setenv("COTERIE_PLANTED", "1")
     with SandboxPool(1, mode="unsafe") as pool:
-        escaped = {text.partition(":")[0] for text in canaries.escaped(lambda p, limits: pool.run_now(p, limits=limits))}
+        escaped = {
+            text.partition(":")[0] for text in canaries.escaped(lambda p, limits: pool.run_now(p, limits=limits))
+        }
     assert escaped >= {
         "read /etc/passwd",
         "read a file of the trainer",
@@ -392,7 +397,7 @@ def test_no_walls_are_asked_for_twice_and_stamped(monkeypatch: pytest.MonkeyPatc
 
 def test_other_systems_than_linux_are_told_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ConfigError, match="needs Linux, this is darwin.*unsafe"):
+    with pytest.raises(ConfigError, match=r"needs Linux, this is darwin.*unsafe"):
         SandboxPool(1)
 
 

@@ -5,6 +5,7 @@ All are bounded: where a wall is missing they do no harm. A program that got thr
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from coterie.sandbox.execution import Execution, Limits, Verdict
@@ -54,7 +55,9 @@ def tries(*attempts: str, start: str = "import os") -> str:
 
 
 SYSCALL = "import ctypes, os\ncall = ctypes.CDLL(None, use_errno=True).syscall\n"
-REFUSED_CALLS = "101 155 161 165 166 105 106 117 272 308 310 311 321 323 425 426 435 248 250 298 246 175 56 57 58 59 319"
+REFUSED_CALLS = (
+    "101 155 161 165 166 105 106 117 272 308 310 311 321 323 425 426 435 248 250 298 246 175 56 57 58 59 319"
+)
 # ptrace pivot_root chroot mount umount2 setuid setgid setresuid unshare setns process_vm_readv process_vm_writev bpf
 # userfaultfd io_uring_setup io_uring_enter clone3 add_key keyctl perf_event_open kexec_load init_module clone(0) fork
 # vfork execve memfd_create
@@ -96,10 +99,11 @@ THREATS: dict[str, Threat] = {
     # memory
     "memory in one piece": Threat("x = bytearray(10**10)", (MEMORY,), exit_code=1),
     "memory bit by bit": Threat("x = []\nwhile True: x.append(bytearray(10**6))", (MEMORY,)),
-    "shared memory": Threat("import mmap\nx = [mmap.mmap(-1, 2**24) for _ in range(64)]\nprint('OUT')", (ERROR, REFUSED)),
+    "shared memory": Threat("import mmap\nx = [mmap.mmap(-1, 2**24) for _ in range(64)]\nprint('OUT')", (MEMORY,)),
     "memory file": Threat(tries("os.memfd_create('x')"), (OK,)),
     "scratch filled with bytes": Threat(
-        "n = 0\ntry:\n    for i in range(64):\n        with open(f'/tmp/{i}', 'wb') as f: f.write(bytes(2**20)); n += 1\n"
+        "n = 0\ntry:\n    for i in range(64):\n"
+        "        with open(f'/tmp/{i}', 'wb') as f: f.write(bytes(2**20)); n += 1\n"
         "except OSError: print(n)",
         (OK,),
         stdout=b"16\n",
@@ -128,17 +132,25 @@ THREATS: dict[str, Threat] = {
     ),
     "subprocess": Threat("import subprocess; subprocess.run(['true'])", (REFUSED,)),
     "shell": Threat("import os; print('OUT' if os.system('exit 0') == 0 else 'no')", (OK,), stdout=b"no\n"),
-    "execv": Threat(tries("os.execv('/proc/self/exe', ['x'])", "os.execv('/lib64/ld-linux-x86-64.so.2', ['x'])"), (OK,)),
+    "execv": Threat(
+        tries("os.execv('/proc/self/exe', ['x'])", "os.execv('/lib64/ld-linux-x86-64.so.2', ['x'])"), (OK,)
+    ),
     "daemon": Threat(tries("os.fork() or (os.setsid(), os.fork())"), (OK,)),
     "process pool": Threat(
-        "import concurrent.futures as c\nif __name__ == '__main__':\n    print(list(c.ProcessPoolExecutor(2).map(abs, [1])))",
+        "import concurrent.futures as c\n"
+        "if __name__ == '__main__':\n    print(list(c.ProcessPoolExecutor(2).map(abs, [1])))",
         (ERROR, REFUSED),
     ),
     # files
     "password file": Threat("print(open('/etc/passwd').read())", (ERROR, REFUSED)),
     "home of root": Threat(tries("os.listdir('/root')", "os.listdir('/home')", "open('/etc/shadow')"), (OK,)),
     "write outside": Threat(
-        tries(*(f"open('{p}/out-x', 'x')" for p in "/ /usr/lib /etc /dev /dev/shm /var/tmp /proc /code /run /root".split())),
+        tries(
+            *(
+                f"open('{p}/out-x', 'x')"
+                for p in ["/", "/usr/lib", "/etc", "/dev", "/dev/shm", "/var/tmp", "/proc", "/code", "/run", "/root"]
+            )
+        ),
         (OK,),
     ),
     "links to files outside": Threat(
@@ -155,8 +167,8 @@ THREATS: dict[str, Threat] = {
     ),
     # what the trainer knows
     "own environment": Threat(
-        "import os; print(sorted(set(os.environ) - {'PATH', 'LANG', 'HOME', 'TMPDIR', 'PWD', 'LC_CTYPE', 'PYTHONHASHSEED',"
-        " 'OPENBLAS_NUM_THREADS', 'OMP_NUM_THREADS', 'MALLOC_ARENA_MAX'}))",
+        "import os; print(sorted(set(os.environ) - {'PATH', 'LANG', 'HOME', 'TMPDIR', 'PWD', 'LC_CTYPE', "
+        "'PYTHONHASHSEED', 'OPENBLAS_NUM_THREADS', 'OMP_NUM_THREADS', 'MALLOC_ARENA_MAX'}))",
         (OK,),
         stdout=b"[]\n",
     ),
@@ -168,7 +180,8 @@ THREATS: dict[str, Threat] = {
         (OK,),
     ),
     "expected output in memory": Threat(
-        "import gc, sys\nframe, seen = sys._getframe(), []\nwhile frame: seen.append(repr(frame.f_locals)); frame = frame.f_back\n"
+        "import gc, sys\nframe, seen = sys._getframe(), []\n"
+        "while frame: seen.append(repr(frame.f_locals)); frame = frame.f_back\n"
         "text = ''.join(seen) + repr([o for o in gc.get_objects() if type(o) is dict])[:10**6]\n"
         "print('expected_' + 'output' in text.replace(\"'expected_' + 'output'\", ''))",
         (OK,),
@@ -176,16 +189,22 @@ THREATS: dict[str, Threat] = {
     ),
     # network and signals
     "sockets": Threat(
-        tries(*(f"socket.socket({f}, {t}).getsockname()" for f, t in ((2, 1), (2, 2), (10, 1), (1, 1), (16, 3), (40, 1))),
-              start="import socket"),
+        tries(
+            *(f"socket.socket({f}, {t}).getsockname()" for f, t in ((2, 1), (2, 2), (10, 1), (1, 1), (16, 3), (40, 1))),
+            start="import socket",
+        ),
         (OK,),
     ),
     "connection to this host": Threat("import socket; socket.create_connection(('127.0.0.1', 22), 1)", (REFUSED,)),
     "name look-up": Threat("import socket; print(socket.getaddrinfo('example.org', 80))", (ERROR, REFUSED)),
     "datagram to a named socket": Threat(
-        tries("socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)", "socket.socketpair()[0].sendto(b'x', '/tmp/s')",
-              "socket.socketpair()[0].send(b'x', socket.MSG_OOB)", "socket.send_fds(socket.socketpair()[0], [b'x'], [0])",
-              start="import socket"),
+        tries(
+            "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
+            "socket.socketpair()[0].sendto(b'x', '/tmp/s')",
+            "socket.socketpair()[0].send(b'x', socket.MSG_OOB)",
+            "socket.send_fds(socket.socketpair()[0], [b'x'], [0])",
+            start="import socket",
+        ),
         (OK,),
     ),
     "signals to others": Threat(
@@ -193,11 +212,13 @@ THREATS: dict[str, Threat] = {
     ),
     # the kernel
     "calls that are refused": Threat(
-        SYSCALL + f"for n in [int(n) for n in '{REFUSED_CALLS}'.split()]:\n    if call(n, 0, 0, 0, 0, 0) != -1: print('OUT', n)",
+        SYSCALL
+        + f"for n in map(int, '{REFUSED_CALLS}'.split()):\n    if call(n, 0, 0, 0, 0, 0) != -1: print('OUT', n)",
         (OK,),
     ),
     "more calls that are refused": Threat(
-        SYSCALL + f"for n in [int(n) for n in '{MORE_CALLS}'.split()]:\n    if call(n, 0, 0, 0, 0, 0) != -1: print('OUT', n)",
+        SYSCALL
+        + f"for n in [int(n) for n in '{MORE_CALLS}'.split()]:\n    if call(n, 0, 0, 0, 0, 0) != -1: print('OUT', n)",
         (OK,),
     ),
     "call of 32-bit x86": Threat(
@@ -212,10 +233,15 @@ THREATS: dict[str, Threat] = {
     ),
     "higher limits": Threat(
         "import os, resource\n"
-        + tries("resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))",
-                "resource.prlimit(os.getppid(), resource.RLIMIT_CPU)", "os.nice(-5)",
-                "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))", "time.clock_settime(0, 0)",
-                start="import time"),
+        + tries(
+            "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+            "resource.setrlimit(resource.RLIMIT_CPU, (-1, -1))",
+            "resource.prlimit(os.getppid(), resource.RLIMIT_CPU)",
+            "os.nice(-5)",
+            "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))",
+            "time.clock_settime(0, 0)",
+            start="import time",
+        ),
         (OK,),
     ),
     "open descriptors": Threat(
@@ -248,7 +274,10 @@ THREATS: dict[str, Threat] = {
     "large input never read": Threat("print(1)", (OK,), stdin=b"x" * 10**7, stdout=b"1\n"),
     "write to standard input": Threat(tries("os.write(0, b'x')", "os.ftruncate(0, 0)"), (OK,), stdin=b"x"),
     "input by other names": Threat(
-        "import sys\nf = open(0)\nprint(f.readline(), sys.stdin.buffer.readline())", (OK,), stdin=b"1\n2\n", stdout=b"1\n b''\n"
+        "import sys\nf = open(0)\nprint(f.readline(), sys.stdin.buffer.readline())",
+        (OK,),
+        stdin=b"1\n2\n",
+        stdout=b"1\n b''\n",
     ),
     "input as a device": Threat("print(open('/dev/stdin').read())", (OK,), stdin=b"7", stdout=b"7\n"),
     "deep recursion in a thread": Threat(
@@ -264,7 +293,8 @@ THREATS: dict[str, Threat] = {
         stdout=b"1\n",
     ),
     "usual modules": Threat(
-        "import asyncio, concurrent.futures as c, sqlite3, signal, pickle, dataclasses, decimal, json, zlib, hashlib, inspect\n"
+        "import asyncio, concurrent.futures as c, sqlite3, signal, pickle, dataclasses, decimal, json\n"
+        "import hashlib, inspect, zlib\n"
         "async def f():\n    await asyncio.sleep(0)\n    return 1\n"
         "@dataclasses.dataclass\nclass D:\n    x: int\n"
         "a = asyncio.run(f())\nwith c.ThreadPoolExecutor(2) as pool: b = sum(pool.map(abs, [-1, -2]))\n"
@@ -285,3 +315,7 @@ THREATS: dict[str, Threat] = {
         "class E:\n    def __eq__(self, other): return True\nprint(E() == 1)", (OK,), stdout=b"True\n"
     ),
 }
+if os.uname().machine != "x86_64":  # these name calls by their numbers there
+    for _name in ("calls that are refused", "more calls that are refused", "call of 32-bit x86", "call of x32"):
+        del THREATS[_name]
+    del THREATS["machine code that starts a program"]

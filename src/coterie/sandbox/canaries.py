@@ -46,8 +46,10 @@ def canaries(secret: str, marker: str, trainer: int) -> tuple[Canary, ...]:
         Canary("fork", _TRY.format(attempt="import os; pid = os.fork() or os._exit(0)")),
         Canary("start a program", _TRY.format(attempt="import os; os.execv('/proc/self/exe', ['python', '-c', ''])")),
         Canary("start a shell", "import os\nif os.system('exit 0') == 0: print('OUT')"),
-        *(Canary(f"signal {who}", _TRY.format(attempt=f"import os; os.kill({pid}, 0)"), _SHORT) for who, pid in (
-            ("the trainer", trainer), ("the parent", "os.getppid()"), ("everybody", "-1"))),
+        *(
+            Canary(f"signal {who}", _TRY.format(attempt=f"import os; os.kill({pid}, 0)"), _SHORT)
+            for who, pid in (("the trainer", trainer), ("the parent", "os.getppid()"), ("everybody", "-1"))
+        ),
         Canary("write outside", _WRITE.format(places=places)),
         Canary("raise a limit", _LIMIT),
         Canary("memory", "x = bytearray(300 * 2**20)\nprint('OUT')", _SHORT, (Verdict.MEMORY,)),
@@ -105,7 +107,9 @@ def _bait() -> Iterator[tuple[str, str]]:
 def escaped(execute: Callable[[str, Limits], Execution]) -> list[str]:
     """Run all canaries and return what was not held, each with what it came to; empty when all is well."""
     with _bait() as (secret, marker):
-        attempts = [(canary, execute(canary.program, canary.limits)) for canary in canaries(secret, marker, os.getpid())]
+        attempts = [
+            (canary, execute(canary.program, canary.limits)) for canary in canaries(secret, marker, os.getpid())
+        ]
     return [
         f"{canary.name}: {execution.verdict}, {execution.stdout[:80]!r} {execution.stderr[-200:]!r}"
         for canary, execution in attempts

@@ -49,7 +49,7 @@ class SandboxPool:
         tier: Literal["A", "C"] | None = None,
         grace_s: float = 10.0,
     ) -> None:
-        """Start one slot and try its walls; the others start when needed (default: one slot per core).
+        """Start one slot and try its walls; the others start when needed (default: one per core).
 
         ``tier`` allows only that tier. ``grace_s`` past a wall limit, a slot that is silent is replaced. Raises
         ``ConfigError`` where no tier holds, and for ``mode = "unsafe"`` unless the environment asks for it too.
@@ -75,7 +75,7 @@ class SandboxPool:
 
     @property
     def usable(self) -> bool:
-        """Whether programs can be run: not closed, and started by this process rather than by one it was forked from."""
+        """Whether programs can be run: not closed, and started by this process, not by one that it is a fork of."""
         return not self._closed and os.getpid() == self._owner
 
     def _raise_walls(self, tiers: Sequence[Literal["A", "C"]]) -> None:
@@ -210,7 +210,7 @@ def _check_unsafe() -> None:
     if os.environ.get(UNSAFE) != "1":
         raise ConfigError(
             'sandbox.mode = "unsafe" runs model-written programs with all rights of this user. It must be asked for '
-            f"twice: set the environment variable {UNSAFE}=1 as well, or use sandbox.mode = \"auto\""
+            f'twice: set the environment variable {UNSAFE}=1 as well, or use sandbox.mode = "auto"'
         )
 
 

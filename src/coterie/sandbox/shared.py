@@ -24,7 +24,7 @@ _pool: SandboxPool | None = None
 
 def configure(settings: SandboxSettings) -> None:
     """Set how the sandbox is started from now on; one that runs with other settings is closed."""
-    global _settings, _pool  # noqa: PLW0603
+    global _settings, _pool
     with _lock:
         if settings != _settings and _pool is not None:
             _pool.close()
@@ -34,7 +34,7 @@ def configure(settings: SandboxSettings) -> None:
 
 def shared_pool() -> SandboxPool:
     """Return the sandbox of this process, started by the first call; ``ConfigError`` where none holds on this host."""
-    global _pool  # noqa: PLW0603
+    global _pool
     with _lock:
         if _pool is None or not _pool.usable:
             _pool = SandboxPool(_settings.slots, mode=_settings.mode)

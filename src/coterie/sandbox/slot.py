@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
@@ -66,29 +65,30 @@ class Slot:
 
     def execute(self, job: Job) -> Execution:
         """Run a job and return what happened; ``SandboxError``, and no zygote left, when that cannot be told."""
+        execution = None
         try:
-            return self._execute(job, self._zygote or self.start())
+            execution = self._execute(job, self._zygote or self.start())
         except (OSError, ValueError) as error:
-            trouble = self._trouble()
-            self.stop()
-            raise SandboxError(f"the sandbox lost a job: {error}{trouble}") from error
-        except BaseException:
-            self.stop()
-            raise
+            raise SandboxError(f"the sandbox lost a job: {error}{self._trouble()}") from error
+        finally:
+            if execution is None:  # whatever came in between: an answer may still be on its way
+                self.stop()
+        return execution
 
     def start(self) -> _Zygote:
-        """Start the zygote and wait until it is ready; ``SandboxError`` with its own words where it does not come up."""
+        """Start the zygote and wait until it is ready; ``SandboxError`` with its own words where it is not."""
         command = self._command()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         errors = tempfile.TemporaryFile()  # noqa: SIM115
         info_read, info_write = os.pipe()
         trainer = os.pidfd_open(os.getpid())
         # The socket and the trainer's pidfd travel as standard input and output: no number has to be agreed on.
-        words = [*command.words[:1], "--info-fd", str(info_write), *command.words[1:]]
+        inform = ["--info-fd", str(info_write)] if command.outer else []
+        words = [*command.words[:1], *inform, *command.words[1:]]
         try:
             process = subprocess.Popen(
-                words if command.outer else command.words,
-                stdin=theirs,
+                words,
+                stdin=theirs.fileno(),
                 stdout=trainer,
                 stderr=errors,
                 env=ENVIRONMENT,
@@ -253,7 +253,7 @@ def _verdict(
     if answer["status"] == 0:
         return Verdict.OK, ""
     last = stderr.rstrip().rpartition(b"\n")[2].decode(errors="replace")
-    if last.partition(":")[0].endswith("MemoryError"):
+    if last.partition(":")[0].endswith("MemoryError") or last.startswith("OSError: [Errno 12] "):
         return Verdict.MEMORY, ""
     if last.startswith(("PermissionError: [Errno 1] ", "PermissionError: [Errno 13] ")):
         return Verdict.REFUSED, f"{last}: programs may not start others, use the network or open files outside"

