@@ -38,7 +38,11 @@ def five_forms(gold: str) -> list[str]:
         "\\; " + re.sub(r"\\[dt]?frac(?![a-z])", r"\\dfrac", gold.replace("\\left", "").replace("\\right", "")),
         plain.replace(",", " ,\\; ") + "\\,",
         f"  {compact(plain)}  ",
-        value if name and plain.count("=") == 1 else f"x = {plain}" if "=" not in plain and "," not in plain else f"\\[ {gold} \\]",
+        value
+        if name and plain.count("=") == 1
+        else f"x = {plain}"
+        if "=" not in plain and "," not in plain
+        else f"\\[ {gold} \\]",
     ]
 
 
