@@ -19,7 +19,7 @@ class NotWorkedOutError(Exception):
     """The expression has a part that is not known here; says nothing about any program."""
 
 
-MAX_POWER = 128
+MAX_POWER = 64
 
 COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
