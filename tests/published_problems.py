@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from coterie.grading.expressions import tree_of
 from coterie.problems import AssertTest, CallTest, CodeProblem, CodeTest, ProgramTest
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -59,10 +60,10 @@ def apps() -> Iterator[tuple[CodeProblem, list[str]]]:
 def asserting(name: str, tests: list[str], reference: str) -> CodeProblem:
     """Return a problem whose function is the one that its own solution defines and its tests call."""
     reference = reference.replace("\r\n", "\n")
-    defined = {node.name for node in ast.parse(reference).body if isinstance(node, ast.FunctionDef)}
+    defined = {node.name for node in tree_of(reference).body if isinstance(node, ast.FunctionDef)}
     called = [
         node.func.id
-        for node in ast.walk(ast.parse("\n".join(tests)))
+        for node in ast.walk(tree_of("\n".join(tests)))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]
     entry = next((called_name for called_name in called if called_name in defined), "")

@@ -127,6 +127,12 @@ def test_a_module_that_the_sandbox_lacks_is_an_error_and_no_failed_test(runner: 
         passes("import no_such_module\nfor x in [1]:\n    assert f(x)", "def f(x): return 1", runner)
 
 
+@pytest.mark.parametrize("name", ["ModuleNotFoundError", "AssertionError", "UnicodeDecodeError", "Nonsense"])
+def test_an_error_that_the_program_raises_fails_the_test_whatever_its_name(name: str, runner: Any) -> None:
+    program = f"class Nonsense(Exception): pass\ndef f(x): raise type('{name}', (Exception,), {{}})('x')"
+    assert not passes("for x in [1]:\n    assert f(x)", program, runner)
+
+
 EVALPLUS = """
 import numpy as np
 

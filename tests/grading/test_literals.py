@@ -100,6 +100,17 @@ def test_data_of_another_form_is_refused(data: object) -> None:
         decode(data)
 
 
+def test_values_made_to_be_slow_are_refused() -> None:
+    prime = 2**61 - 1
+    with pytest.raises(NotLiteralError, match="one hash"):
+        decode({"set": [{"int": hex(k * prime)} for k in range(1, 200)]})
+    with pytest.raises(NotLiteralError, match="one hash"):
+        decode({"dict": [[{"int": hex(k * prime)}, 0] for k in range(1, 200)]})
+    with pytest.raises(NotLiteralError, match="more than 65536 digits"):
+        decode({"int": "0x" + "f" * 2**17})
+    assert decode(encode(set(range(1000)))) == set(range(1000))
+
+
 def test_literals_of_the_data_may_hold_nan_infinity_and_empty_sets() -> None:
     value = read_literal("[-inf, set(), {1: (2.5, None)}, -3, float('inf')]", "here")
     assert value == [-math.inf, set(), {1: (2.5, None)}, -3, math.inf]

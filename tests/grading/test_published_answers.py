@@ -26,18 +26,24 @@ def five_forms(gold: str) -> list[str]:
     """Return an answer written in five other ways."""
     plain = spelled(gold)
     name, value = named(plain)
-    kind = readings(gold)[0].kind
-    forms = [
+    number = read_number(plain) if readings(gold)[0].kind == "scalar" else None
+    if number is not None:
+        top, under = number.value.numerator, number.value.denominator
+        same_value = f"{top}.0" if under == 1 else f"\\dfrac {{{top}}} {{{under}}}"
+        same_value = "62.50\\%" if plain == "62.5%" else same_value
+        double = f"{plain} \\text{{ units}}" if number.percent else f"\\frac{{{2 * top}}}{{{2 * under}}}"
+        return [f"\\displaystyle {gold}.", same_value, f"x = {plain}", f"\\( 0{plain} \\)", double]
+    return [
         f"\\displaystyle {gold}.",
-        re.sub(r"\\[dt]?frac(?![a-z])", r"\\dfrac", gold.replace("\\left", "").replace("\\right", "")),
-        gold.replace(",", "{,}\\ ") if kind == "scalar" and read_number(plain) else plain.replace(",", " ,\\; "),
+        "\\; " + re.sub(r"\\[dt]?frac(?![a-z])", r"\\dfrac", gold.replace("\\left", "").replace("\\right", "")),
+        plain.replace(",", " ,\\; ") + "\\,",
         f"  {compact(plain)}  ",
+        value
+        if name and plain.count("=") == 1
+        else f"x = {plain}"
+        if "=" not in plain and "," not in plain
+        else f"\\[ {gold} \\]",
     ]
-    number = read_number(plain) if kind == "scalar" else None
-    if number is not None and not number.percent:
-        double = number.value * 2
-        return [*forms, f"\\frac{{{double.numerator}}}{{{double.denominator * 2}}}"]
-    return [*forms, f"x = {plain}" if not name and "=" not in plain and "," not in plain else f"\\[ {gold} \\]"]
 
 
 def neighbours(gold: str) -> list[str]:
@@ -57,7 +63,7 @@ def neighbours(gold: str) -> list[str]:
         return [longer, "7", re.sub(r"\d+", "991", plain, count=1) if re.search(r"\d", plain) else "8"]
     if node.kind == "matrix" or "_" in plain or "where" in plain or "\\le" in plain or "\\ge" in plain:
         return ["7", re.sub(r"\d+", "991", plain, count=1) if re.search(r"\d", plain) else "8"]
-    name, value_text = named(plain)
+    _, value_text = named(plain)
     return [f"{value_text} + 1", f"2({value_text})", f"-({value_text})", f"{value_text}, 7"]
 
 
@@ -66,6 +72,7 @@ def faults(golds: list[str], verifier: Verifier) -> list[str]:
     found = []
     for gold in golds:
         right = [gold, *five_forms(gold)]
+        assert len(set(right)) == 6, right
         found += [f"{gold} != {form}" for form in right if not verifier.verify_now(gold, f"\\boxed{{{form}}}").correct]
         wrong = neighbours(gold)
         found += [f"{gold} == {form}" for form in wrong if verifier.verify_now(gold, f"\\boxed{{{form}}}").correct]

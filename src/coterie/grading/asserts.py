@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from coterie.errors import ConfigError
 from coterie.grading.evalplus import evalplus_same
-from coterie.grading.expressions import is_known, work_out
+from coterie.grading.expressions import is_known, tree_of, work_out
 from coterie.grading.report import PASSED, Grade, Mark
 
 BUILTINS = frozenset(dir(builtins))
@@ -46,7 +46,7 @@ class Flat:
 def parse(code: str) -> ast.Module:
     """Return the tree of a test; ``ConfigError`` when it is no Python."""
     try:
-        return ast.parse(code)
+        return tree_of(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"the test {code[:80]!r} is no Python: {error}; expected statements that assert") from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ class NotWorkedOutError(Exception):
     """The expression has a part that is not known here; says nothing about any program."""
 
 
-MAX_POWER = 128
+MAX_POWER = 64
 
 COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -70,6 +71,16 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 CONSTANTS: Mapping[str, float] = {"nan": math.nan, "inf": math.inf, "math.pi": math.pi, "math.inf": math.inf}
 NUMBERS = (int, float, complex)
+
+
+def tree_of(text: str) -> ast.Module:
+    """Return the tree of a program or a test, without the warnings that Python has about its style.
+
+    ``SyntaxError``, ``ValueError``, ``RecursionError`` or ``MemoryError`` where it is no Python.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 def is_known(node: ast.expr, holes: Sequence[str] = ()) -> bool:
@@ -179,7 +190,10 @@ def read_literal(text: str, where: str) -> object:
     ``ConfigError`` names ``where`` when the text is no such literal.
     """
     try:
-        return work_out(ast.parse(text.strip(), mode="eval").body, {})
+        match tree_of(text.strip()).body:
+            case [ast.Expr(value=value)]:
+                return work_out(value, {})
+        raise SyntaxError("not one expression")
     except (
         SyntaxError,
         ValueError,

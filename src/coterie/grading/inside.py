@@ -97,6 +97,7 @@ def work():
     exec(job["codec"], codec.__dict__)
     answers = job["answers"]
     needed = []
+    raised = []
 
     def stub(name):
         def call(*args, **kwargs):
@@ -118,7 +119,8 @@ def work():
                 raise Unreadable(rest[0])
             error = getattr(builtins, rest[0], None)
             known = isinstance(error, type) and issubclass(error, Exception)
-            raise (error if known else RuntimeError)(rest[1])
+            raised.append((error if known else RuntimeError)(rest[1]))
+            raise raised[-1]
         return call
 
     test = types.ModuleType("test")
@@ -140,7 +142,8 @@ def work():
     except Unreadable as error:
         result = ["failed", f"the program returned {error}"]
     except ModuleNotFoundError as error:
-        result = ["missing", str(error)]
+        of_program = any(error is other for other in raised)
+        result = ["failed" if of_program else "missing", str(error)]
     except (Exception, SystemExit) as error:
         result = ["failed", f"{type(error).__name__}: {error}"[:200]]
     channel.write(json.dumps(["needs", needed] if needed else result) + "\n")

@@ -14,6 +14,7 @@ import json
 from coterie.errors import ConfigError, SandboxError
 from coterie.grading.asserts import BUILTINS, imported_names, names_in, parse
 from coterie.grading.exchange import Answer, Call, ask
+from coterie.grading.expressions import tree_of
 from coterie.grading.inside import CODEC, EVALPLUS, JUDGE
 from coterie.grading.report import PASSED, Grade, Mark, bad_end
 from coterie.sandbox.execution import Limits, Runner
@@ -76,7 +77,7 @@ def make_job(code: str, entry: str, starter: str) -> dict[str, object]:
     if any(isinstance(node, ast.FunctionDef) and node.name == "assertion" for node in tree.body):
         preludes.append(EVALPLUS)
         tree.body = [node for node in tree.body if not is_evalplus(node)]
-    defined = bound_names(tree).union(*(bound_names(ast.parse(text)) for text in preludes))
+    defined = bound_names(tree).union(*(bound_names(tree_of(text)) for text in preludes))
     free = set(names_in(tree, ast.Load)) - BUILTINS - defined
     return {
         "codec": CODEC,
@@ -90,7 +91,7 @@ def make_job(code: str, entry: str, starter: str) -> dict[str, object]:
 def is_python(text: str) -> bool:
     """Return whether a text is a module of Python that has something in it."""
     try:
-        return bool(ast.parse(text).body)
+        return bool(tree_of(text).body)
     except (SyntaxError, ValueError):
         return False
 

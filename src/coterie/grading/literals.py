@@ -8,9 +8,14 @@ of a program is ever called outside.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import cast
 
 SAFE_INT = 2**53
+MAX_HEX = 2**16
+"""Hexadecimal digits of an integer: arithmetic on longer ones would take seconds."""
+MAX_ALIKE = 100
+"""Members of a set, or keys, with one hash: more are made to make building it slow."""
 
 
 class NotLiteralError(Exception):
@@ -73,9 +78,18 @@ def decode(data: object) -> object:
         raise NotLiteralError(f"data that is no {kind}: {error}") from error
 
 
+def spread(items: list[object]) -> list[object]:
+    """Return the items; ``NotLiteralError`` when many of them have one hash."""
+    if len(items) > MAX_ALIKE and max(Counter(map(hash, items)).values()) > MAX_ALIKE:
+        raise NotLiteralError("members that were chosen to have one hash")
+    return items
+
+
 def decode_tagged(kind: str, body: object) -> object:
     """Return the value of one tagged datum; any of the usual errors where ``body`` does not fit ``kind``."""
     if kind == "int":
+        if len(cast(str, body)) > MAX_HEX:
+            raise NotLiteralError(f"an integer of more than {MAX_HEX} digits")
         return int(cast(str, body), 16)
     if kind == "float":
         return float.fromhex(cast(str, body))
@@ -89,9 +103,11 @@ def decode_tagged(kind: str, body: object) -> object:
     if kind == "tuple":
         return tuple(decode(item) for item in items)
     if kind == "set":
-        return {decode(item) for item in items}
+        return set(spread([decode(item) for item in items]))
     if kind == "frozenset":
-        return frozenset(decode(item) for item in items)
+        return frozenset(spread([decode(item) for item in items]))
     if kind == "dict":
-        return {decode(key): decode(item) for key, item in cast(list[list[object]], items)}
+        pairs = [(decode(key), decode(item)) for key, item in cast(list[list[object]], items)]
+        spread([key for key, _ in pairs])
+        return dict(pairs)
     raise NotLiteralError(f"data of an unknown kind {kind[:40]!r}")

@@ -108,5 +108,5 @@ def is_rounded(decimal: Number, exact: Fraction) -> bool:
 
 
 def near(a: Fraction, b: Fraction) -> bool:
-    """Return whether two values differ by nothing but noise."""
-    return a == b or abs(a - b) <= RELATIVE * max(abs(a), abs(b))
+    """Return whether two values differ by nothing but noise; integers have none."""
+    return a == b or (a.denominator * b.denominator > 1 and abs(a - b) <= RELATIVE * max(abs(a), abs(b)))

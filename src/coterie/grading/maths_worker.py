@@ -17,13 +17,14 @@ from latex2sympy2_extended import latex2sympy
 from math_verify import verify
 
 from coterie.errors import guarded
-from coterie.grading.maths_numbers import RELATIVE, is_rounded, read_number, without_units
+from coterie.grading.maths_numbers import RELATIVE, is_rounded, near, read_number, without_units
 from coterie.grading.maths_same import plainly_same, same_answer
 from coterie.types import Failure
 
 MEMORY_BYTES = 2 * 2**30
 DIGITS = 40
 NOTHING = sympy.Float("1e-60")
+MAX_EXACT = sympy.Float("1e3000")
 POINTS = ("1.75", "2.625", "3.3125", "5.1875")
 MIN_POINTS = 3
 
@@ -77,6 +78,10 @@ def same_values(a: Any, b: Any) -> bool:
     x, y = sympy.N(a, DIGITS), sympy.N(b, DIGITS)
     if not (x.is_number and y.is_number and x.is_finite and y.is_finite):
         return bool(x == y)
+    if a.is_rational and b.is_rational and all(v == 0 or 1 / MAX_EXACT < abs(v) < MAX_EXACT for v in (x, y)):
+        p, q = a.doit(), b.doit()
+        if isinstance(p, sympy.Rational) and isinstance(q, sympy.Rational):
+            return near(Fraction(int(p.p), int(p.q)), Fraction(int(q.p), int(q.q)))
     largest = max(abs(x), abs(y))
     return bool(largest < NOTHING or abs(x - y) <= float(RELATIVE) * largest)
 
