@@ -40,6 +40,7 @@ from coterie.config import (
     Recipe,
     RoleSampling,
     SamplingTable,
+    SandboxTable,
     TrainTable,
     override,
     parse_recipe,
@@ -256,6 +257,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "[loss]": LossTable,
     "[train]": TrainTable,
     "[eval]": EvalTable,
+    "[sandbox]": SandboxTable,
     "[imitate]": ImitateTable,
 }
 
