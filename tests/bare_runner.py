@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from coterie.sandbox.execution import Execution, Limits, Verdict
 
@@ -28,19 +29,22 @@ def run_now(program: str, stdin: bytes, limits: Limits) -> Execution:
 
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     with subprocess.Popen(
-        [sys.executable, "-I", "-c", program] if len(program) < 100_000 else [sys.executable, "-I", "-"],
+        [sys.executable, "-I", "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         preexec_fn=limit,
     ) as process:
-        try:
-            stdout, stderr = process.communicate(stdin, timeout=wall_s)
-            late = False
-        except subprocess.TimeoutExpired:
-            process.kill()
-            stdout, stderr = process.communicate()
-            late = True
+        late, given = False, stdin or None
+        while True:
+            try:
+                stdout, stderr = process.communicate(given, timeout=wall_s)
+                break
+            except subprocess.TimeoutExpired:  # only what sleeps is late: one that waits for a core is not
+                given = None
+                if not late and Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S":
+                    late = True
+                    process.kill()
     code = process.returncode
     verdict = Verdict.OK if code == 0 else Verdict.RUNTIME_ERROR if code > 0 else Verdict.SIGNAL
     if late:

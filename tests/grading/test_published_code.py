@@ -94,10 +94,14 @@ class Mutate(ast.NodeTransformer):
         return node
 
 
-def mutants(program: str, most: int) -> Iterator[str]:
+def mutants(problem: CodeProblem, most: int) -> Iterator[str]:
+    """Yield mutants of a solution; helpers of its starter stay as they are, since tests take them from the starter."""
     for place in range(most):
         mutation = Mutate(place)
-        tree = mutation.visit(tree_of(program))
+        tree = tree_of(problem.reference)
+        for node in tree.body:
+            if not problem.starter or (isinstance(node, ast.FunctionDef) and node.name == problem.entry):
+                mutation.visit(node)
         if mutation.seen <= place:
             return
         yield ast.unparse(ast.fix_missing_locations(tree))
@@ -116,7 +120,7 @@ def judged(problems: Iterable[CodeProblem], most: int, runner: Any) -> tuple[int
         counts = {True: 0, False: 0}
         other = []
         for problem in problems:
-            for number, mutant in enumerate(mutants(problem.reference, most)):
+            for number, mutant in enumerate(mutants(problem, most)):
                 plain = await passes_in_plain_python(problem, mutant)
                 report: Report = await grade(problem, mutant, runner, stop_at_failure=True)
                 counts[plain] += 1
