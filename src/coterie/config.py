@@ -90,6 +90,8 @@ class TrainTable(Table):
     """``[train]``: the loop."""
 
     steps: Positive
+    max_generated_tokens: Positive | None = None
+    """The run ends with the step in which so many tokens have been generated, if ``steps`` do not end it before."""
     tasks_per_step: Positive = 16
     steps_per_batch: Positive = 1
     refill: Annotated[int, Field(ge=0)] = 0
@@ -117,8 +119,17 @@ class EvalTable(Table):
     temperature: NonNegative = 1.0
     every: Annotated[int, Field(ge=0)] = 0
     """Validate every n steps while training; 0 means only before and after."""
+    every_tokens: Annotated[int, Field(ge=0)] = 0
+    """Validate after the step in which another n tokens have been generated; 0: never for that reason."""
     final_split: str = "test"
     final_tasks: Positive = 1000
+    final_plays: Positive | None = None
+    """Plays of the sampled evaluations before and after training; ``None``: as ``plays``."""
+
+    @property
+    def validates(self) -> bool:
+        """Whether there are validations while training."""
+        return self.every > 0 or self.every_tokens > 0
 
 
 class ImitateTable(Table):
@@ -225,6 +236,11 @@ class Recipe(Table):
     def trained_policies(self) -> tuple[str, ...]:
         """Names of the policies that learn, in the order of the recipe."""
         return tuple(name for name, table in self.policies.items() if table.train != "frozen")
+
+    def is_over(self, steps: int, tokens: int) -> bool:
+        """Return whether a run that has made so many steps and generated so many tokens in training is at its end."""
+        budget = self.train.max_generated_tokens
+        return steps >= self.train.steps or (budget is not None and tokens >= budget)
 
     def num_updates(self, policy: str) -> int:
         """Return in how many steps a policy is trained."""
