@@ -200,6 +200,15 @@ def _final(turn: Turn, episode: Episode, rule: CreditRule) -> float | None:
     return _combined(rule.alpha, outcome.team, local)
 
 
+def episode_value(episode: Episode, alpha: float) -> float:
+    """Return alpha * team + the mean local part of an episode's outcome; ``TrainError`` where it has no finite one."""
+    outcome = episode.outcome
+    value = None if outcome is None else _combined(alpha, outcome.team, _mean_local(episode, outcome))
+    if value is None:
+        raise TrainError(f"episode {episode.key.text()} has no value: expected an outcome with a finite team reward")
+    return value
+
+
 def _mean_local(episode: Episode, outcome: Outcome) -> float:
     """Return the mean local part over the roles that acted or were given one; a role without one has 0."""
     roles = sorted({turn.role for turn in episode.turns} | set(outcome.local))

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from coterie.config import EnvTable, Recipe
+from coterie.credit import CreditRule
 from coterie.engines import Engine, Sampling
 from coterie.engines.torch import TorchEngine
 from coterie.env import Env, make_env
@@ -91,6 +92,18 @@ class Lineup:
             alpha=credit.alpha,
             group_by=credit.group_by if sampling.mode == "chain" else (),
             scorer_retries=self.recipe.train.retries,
+        )
+
+    def credit_rule(self) -> CreditRule:
+        """Return how the recipe makes values and advantages."""
+        table, chain = self.recipe.credit, self.recipe.sampling.mode == "chain"
+        return CreditRule(
+            alpha=table.alpha,
+            scale=table.scale,
+            returns=table.returns,
+            gamma=table.gamma,
+            by_episode=chain,
+            by_role="role" in table.group_by,
         )
 
     def rollout(

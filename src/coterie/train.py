@@ -14,7 +14,7 @@ import torch
 from coterie.batch import sample_of
 from coterie.checkpoint import Checkpoint, CheckpointStore
 from coterie.config import Recipe
-from coterie.credit import CreditReport, CreditRule, assign
+from coterie.credit import CreditReport, assign
 from coterie.errors import TrainError
 from coterie.evaluate import Score, evaluate, solved_counts
 from coterie.faults import fault_point
@@ -271,16 +271,7 @@ class Run:
         return Played(episodes=episodes, credit=self._credit(episodes), refilled=0, replaced_tokens=0)
 
     def _credit(self, episodes: Sequence[Episode]) -> CreditReport:
-        table, chain = self.recipe.credit, self.recipe.sampling.mode == "chain"
-        rule = CreditRule(
-            alpha=table.alpha,
-            scale=table.scale,
-            returns=table.returns,
-            gamma=table.gamma,
-            by_episode=chain,
-            by_role="role" in table.group_by,
-        )
-        return assign(episodes, rule, self.recipe.sampling.num_candidates)
+        return assign(episodes, self.lineup.credit_rule(), self.recipe.sampling.num_candidates)
 
     def _note(self, step: int, played: Played, metrics: Mapping[str, Json], clock: tuple[float, float, float]) -> None:
         """Write the rows of a step and tell the listener."""
