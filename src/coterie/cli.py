@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from coterie.cli_look import check, check_env_contract, envs, recipes
 from coterie.cli_play import evaluate_team, play
+from coterie.cli_study import lookahead, study
 from coterie.cli_team import doctor, export
 from coterie.cli_train import demo, imitate, train
 from coterie.errors import ConfigError, CoterieError
@@ -77,6 +78,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate_team,
     "play": play,
     "export": export,
+    "study": study,
+    "lookahead": lookahead,
     "check": check,
     "doctor": doctor,
     "recipes": recipes,
