@@ -13,14 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from coterie.cli import app
-from coterie.config import dump_recipe
+from coterie.config import dump_recipe, read_recipe
 from coterie.errors import ConfigError
 from coterie.imitate import warm_start
-from coterie.lineup import assemble
+from coterie.lineup import assemble, check_env_fits
 from coterie.models.loading import save
 from coterie.rollout import no_check, no_event
 from coterie.runs import start
-from coterie.study import STARTS, PlannedRun, Study, read_study, start_of
+from coterie.shipped import shipped_recipe
+from coterie.study import STARTS, PlannedRun, Study, WarmStart, read_study, start_of
 from coterie.study_figure import spread
 from coterie.study_jobs import Job, refuse_used_folder, run_jobs
 from coterie.study_results import study_table, two_way_ci95, write_results
@@ -52,6 +53,7 @@ TOY = ("env.rounds=1", "sampling.max_tokens=1")
 PAIRS = [setting.split("=", 1) for setting in PER_ROLE]
 ROLES = "".join(f"{key} = {value if value == '0.01' else json.dumps(value)}\n" for key, value in PAIRS)
 """Settings that give the second role a policy of its own, as TOML."""
+SAME = '[[variants]]\nname = "x"\nset = {credit.alpha = 1.0}\n'
 Write = Callable[..., Study]
 
 
@@ -101,7 +103,7 @@ def make(study: Study, run: PlannedRun) -> None:
         ('baseline = "none"\n' + HEAD + VARIANTS, r"baseline = 'none': there is no such variant"),
         (HEAD + VARIANTS + '[[variants]]\nname = "x"\nset = {train.steps = 3}\n', r"'x' sets train\.steps, which is"),
         (HEAD + VARIANTS + '[[variants]]\nname = "x"\nset = {eval.tasks = 3}\n', r"'x' sets eval\.tasks, which is"),
-        (HEAD + VARIANTS + '[[variants]]\nname = "x"\nset = {credit.alpha = 1.0}\n', r"'x': credit\.alpha=1\.0 does nothing"),
+        (HEAD + VARIANTS + SAME, r"'x': credit\.alpha=1\.0 does nothing"),
         (HEAD + VARIANTS + '[[variants]]\nname = "x"\nset = {credit.beta = 1.0}\n', r"'x': unknown key 'credit\.beta'"),
         (HEAD + VARIANTS + '[[variants]]\nname = "x"\nset = {env.size = "big"}\n', r"'x': env .*size"),
         (HEAD + VARIANTS + '[[variants]]\nname = "x"\nset = {imitate = "null"}\n', r"'x': .*no such key to remove"),
@@ -160,6 +162,15 @@ def test_variants_that_begin_alike_share_one_warm_start_per_seed(written: Write)
     assert {table.model for table in recipe.policies.values()} == {folder}
 
 
+def test_what_only_changes_rewards_changes_no_warm_start() -> None:
+    def begun(*settings: str) -> WarmStart | None:
+        recipe = read_recipe(shipped_recipe("sudoku-tiny"), settings)
+        return start_of(check_env_fits(recipe))
+
+    assert begun() == begun("env.reward=outcome", "env.solve_bonus=0.0", "credit.alpha=2.0") is not None
+    assert begun() != begun("env.max_rounds=3")
+
+
 def test_a_kl_to_the_model_before_the_warm_start_keeps_the_warm_start_in_the_run() -> None:
     kl = ("policies.main.kl.coef=0.1", "policies.main.kl.reference=base")
     assert start_of(toy_recipe(*WARM, *kl)) is None
@@ -179,6 +190,32 @@ def test_a_run_that_begins_with_the_shared_warm_start_is_the_run_that_makes_it_i
     start(whole, tmp_path / "whole", quiet())
     for name in ("metrics.jsonl", "eval.jsonl"):
         assert (tmp_path / "whole" / name).read_bytes() == (run_dir / name).read_bytes()
+
+
+STUDIES = sorted((Path(__file__).parent.parent / "benchmarks" / "studies").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=[path.stem for path in STUDIES])
+def test_the_studies_of_the_project_can_be_made(path: Path, tmp_path: Path) -> None:
+    study = read_study(path, tmp_path)
+    assert study.file.description
+    assert len(study.runs) == len(study.file.seeds) * len(study.file.variants) >= 10
+    assert study.file.eval.tasks >= 500
+
+
+def test_the_studies_are_there() -> None:
+    wanted = {
+        "main-shared",
+        "main-split",
+        "sokoban",
+        "sudoku",
+        "grouping",
+        "specialisation",
+        "rewards",
+        "scale",
+        "knobs",
+    }
+    assert {path.stem for path in STUDIES} == wanted
 
 
 # ---- what comes out ----

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from coterie.config import (
+    EnvTable,
     EvalTable,
     PolicyTable,
     Recipe,
@@ -27,6 +28,7 @@ from coterie.config import (
     override,
     read_recipe,
 )
+from coterie.env import env_class
 from coterie.errors import ConfigError
 from coterie.lineup import check_env_fits
 from coterie.policy_tables import NonNegative, Positive, Table
@@ -200,9 +202,11 @@ def start_of(recipe: Recipe) -> WarmStart | None:
             team[role] = f"frozen-{name}"
             policies[team[role]] = recipe.policies[name]
     train = recipe.train
+    rewards = env_class(recipe.env.name).Options.REWARDS
+    played = {key: value for key, value in recipe.env.options.items() if key not in rewards}
     needed = Recipe(
         seed=recipe.seed,
-        env=recipe.env,
+        env=EnvTable.model_validate({"name": recipe.env.name, **played}),
         policies=policies,
         team=team,
         sampling=SamplingTable(mode="chain", max_tokens=1),

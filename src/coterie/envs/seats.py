@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -16,6 +16,8 @@ _OWN_DRAFT = "planner[1]"
 
 class SeatOptions(EnvOptions):
     """Options of a game in which a tool drafts and a planner decides."""
+
+    REWARDS: ClassVar[tuple[str, ...]] = ("reward", "solve_bonus", "format_reward")
 
     knowledge: Literal["shared", "split"] = "shared"
     """``split``: in a team only the tool sees the map; the planner sees drafts and what became of them."""
