@@ -87,65 +87,16 @@ def write_results(study: Study) -> dict[str, Json]:
 
 def study_table(numbers: Mapping[str, Json]) -> str:
     """Return the tables of ``results.json`` in Markdown: the variants, and how they differ from the baseline."""
-    rows, evaluation = _rows(numbers, "variants"), numbers["evaluation"]
+    evaluation = numbers["evaluation"]
     assert isinstance(evaluation, Mapping)
-    passes = sorted({key for row in rows for key in row if key.startswith("pass@") and key != "pass@1"}, key=_k_of)
-    head = [
-        "variant",
-        "seeds",
-        "success",
-        "95% over tasks",
-        "by seed",
-        *passes,
-        "greedy",
-        "before",
-        "tokens",
-        "minutes",
-    ]
     how = (
         f"{evaluation['tasks']} tasks of {evaluation['split']}, {evaluation['plays']} plays each at temperature "
         f"{evaluation['temperature']:g}; {numbers['budget_tokens']:,} generated tokens of training for each run."
     )
-    lines = [
-        how,
-        "",
-        _line(head),
-        _line(["---"] * len(head)),
-    ]
-    for row in rows:
-        lines.append(
-            _line(
-                [
-                    str(row["variant"]),
-                    str(row["seeds"]),
-                    _share(row["success"]),
-                    _interval(row["ci95_tasks"]),
-                    ", ".join(_share(value) for value in _list(row["success_by_seed"])),
-                    *[_share(row.get(key)) for key in passes],
-                    _share(row["success_greedy"]),
-                    _share(row["success_before"]),
-                    f"{row['tokens_generated']:,.0f}",
-                    f"{row['minutes']:.1f}",
-                ]
-            )
-        )
-    lines += ["", f"Against {numbers['baseline']}, in percentage points, paired by task and seed:", ""]
-    head = ["variant", "difference", "95% over tasks", "95% over tasks and seeds", "by seed", "tasks that differ"]
-    lines += [_line(head), _line(["---"] * len(head))]
-    for row in _rows(numbers, "differences"):
-        if row["against"] == numbers["baseline"]:
-            lines.append(
-                _line(
-                    [
-                        str(row["variant"]),
-                        _points(row["difference"]),
-                        _points_interval(row["ci95_tasks"]),
-                        _points_interval(row["ci95_tasks_and_seeds"]),
-                        ", ".join(_points(value) for value in _list(row["difference_by_seed"])),
-                        f"{row['tasks_differing']} of {row['tasks']}",
-                    ]
-                )
-            )
+    differences = [row for row in _rows(numbers, "differences") if row["against"] == numbers["baseline"]]
+    lines = [how, "", *_variant_lines(_rows(numbers, "variants")), ""]
+    lines += [f"Against {numbers['baseline']}, in percentage points, paired by task and seed:", ""]
+    lines += _difference_lines(differences)
     missing = _list(numbers["missing"])
     if missing:
         lines += ["", f"Not finished, and in no number: {', '.join(map(str, missing))}."]
@@ -259,6 +210,54 @@ def _difference_row(results: Sequence[RunResult], others: Sequence[RunResult]) -
         "ci95_tasks_and_seeds": list(two_way_ci95(by_seed)),
         "difference_by_seed": [statistics.fmean(values) if values else math.nan for values in by_seed],
     }
+
+
+def _variant_lines(rows: Sequence[Mapping[str, Json]]) -> list[str]:
+    passes = sorted({key for row in rows for key in row if key.startswith("pass@") and key != "pass@1"}, key=_k_of)
+    head = [
+        "variant",
+        "seeds",
+        "success",
+        "95% over tasks",
+        "by seed",
+        *passes,
+        "greedy",
+        "before",
+        "tokens",
+        "minutes",
+    ]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for row in rows:
+        cells = [
+            str(row["variant"]),
+            str(row["seeds"]),
+            _share(row["success"]),
+            _interval(row["ci95_tasks"]),
+            ", ".join(_share(value) for value in _list(row["success_by_seed"])),
+            *[_share(row.get(key)) for key in passes],
+            _share(row["success_greedy"]),
+            _share(row["success_before"]),
+            f"{row['tokens_generated']:,.0f}",
+            f"{row['minutes']:.1f}",
+        ]
+        lines.append(_line(cells))
+    return lines
+
+
+def _difference_lines(rows: Sequence[Mapping[str, Json]]) -> list[str]:
+    head = ["variant", "difference", "95% over tasks", "95% over tasks and seeds", "by seed", "tasks that differ"]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for row in rows:
+        cells = [
+            str(row["variant"]),
+            _points(row["difference"]),
+            _points_interval(row["ci95_tasks"]),
+            _points_interval(row["ci95_tasks_and_seeds"]),
+            ", ".join(_points(value) for value in _list(row["difference_by_seed"])),
+            f"{row['tasks_differing']} of {row['tasks']}",
+        ]
+        lines.append(_line(cells))
+    return lines
 
 
 def _number(row: Mapping[str, Json], key: str) -> float:
