@@ -17,8 +17,10 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from coterie.config import (
+    CreditTable,
     EnvTable,
     EvalTable,
+    LossTable,
     PolicyTable,
     Recipe,
     SamplingTable,
@@ -204,24 +206,28 @@ def start_of(recipe: Recipe) -> WarmStart | None:
     train = recipe.train
     rewards = env_class(recipe.env.name).Options.REWARDS
     played = {key: value for key, value in recipe.env.options.items() if key not in rewards}
-    needed = Recipe(
-        seed=recipe.seed,
-        env=EnvTable.model_validate({"name": recipe.env.name, **played}),
-        policies=policies,
-        team=team,
-        sampling=SamplingTable(mode="chain", max_tokens=1),
-        train=TrainTable(
-            steps=1,
-            micro_batch_tokens=train.micro_batch_tokens,
-            precision=train.precision,
-            retries=train.retries,
-            max_failed_fraction=train.max_failed_fraction,
-            episode_deadline_s=train.episode_deadline_s,
-            threads=train.threads,
-        ),
-        eval=EvalTable(split=recipe.eval.split, tasks=1, final_split=recipe.eval.final_split, final_tasks=1),
-        imitate=recipe.imitate,
-        trackers=(),
+    own = TrainTable(
+        steps=1,
+        micro_batch_tokens=train.micro_batch_tokens,
+        precision=train.precision,
+        retries=train.retries,
+        max_failed_fraction=train.max_failed_fraction,
+        episode_deadline_s=train.episode_deadline_s,
+        threads=train.threads,
+    )
+    needed = recipe.model_copy(
+        update={
+            "description": "",
+            "env": EnvTable.model_validate({"name": recipe.env.name, **played}),
+            "policies": policies,
+            "team": team,
+            "sampling": SamplingTable(mode="chain", max_tokens=1),
+            "credit": CreditTable(),
+            "loss": LossTable(),
+            "train": own,
+            "eval": EvalTable(split=recipe.eval.split, tasks=1, final_split=recipe.eval.final_split, final_tasks=1),
+            "trackers": (),
+        }
     )
     text = json.dumps(dump_recipe(needed), sort_keys=True)
     return WarmStart(name=f"start-{hashlib.sha256(text.encode()).hexdigest()[:12]}", recipe=needed)

@@ -95,8 +95,8 @@ def find_checkpoint(run_dir: Path, which: Which) -> Checkpoint:
     if which == "best" and not problems:
         raise CheckpointError(
             f"{folder} holds no best checkpoint: it is written by validations while training (eval.every or "
-            f"eval.every_tokens above 0), and "
-            f'none has been made; {there}. Take the last one: --checkpoint last, or checkpoint="last" in Python'
+            f"eval.every_tokens above 0), and none has been made; {there}. Take the last one: --checkpoint last, or "
+            'checkpoint="last" in Python'
         )
     found = "; ".join(problems) or "none has been written yet, training writes the first one before its first step"
     raise CheckpointError(f"{folder} holds no usable {which} checkpoint: {found}" + (f"; {there}" * (which == "best")))
