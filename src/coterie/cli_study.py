@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.text import Text
 
 from coterie.cli_options import RUNS, AnyArgument, Checkpoint, Out, Settings, find, tell
@@ -56,7 +55,7 @@ def study(
         typer.echo(f"stopped by {stop}; to go on: coterie study {file} --out {folder} --resume", err=True)
         raise typer.Exit(stop.exit_code) from None
     write_results(found)
-    console.print(Markdown((folder / TABLE).read_text(encoding="utf-8")))
+    say((folder / TABLE).read_text(encoding="utf-8"))  # as it is: drawn as a table it would be squeezed
     say(f"everything is in {folder}: {RESULTS}, {TABLE}, curves.png, runs/")
     if failed:
         raise TrainError(

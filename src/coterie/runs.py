@@ -236,6 +236,7 @@ def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool, 
 def _train(lineup: Lineup, run_dir: Path, listener: Listener) -> Mapping[str, Json]:
     """Train in a locked folder, from its newest checkpoint if it has one."""
     began = time.monotonic()
+    code_version()  # noted now: a long run's checkout may be at another commit by its end
     with Recorder(run_dir) as recorder, stop_signals() as stop:
 
         def check_stop() -> None:
