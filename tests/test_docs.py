@@ -29,26 +29,20 @@ from pydantic_core import PydanticUndefined
 from typer._click.exceptions import UsageError
 
 from coterie.cli import app
-from coterie.config import (
+from coterie.config import KLTable, OptimizerTable, PolicyTable, Recipe, override, parse_recipe, read_recipe
+from coterie.env import BUILT_IN, env_class
+from coterie.errors import ConfigError
+from coterie.lineup import check_env_fits
+from coterie.run_tables import (
     CreditTable,
     EvalTable,
     ImitateTable,
-    KLTable,
     LossTable,
-    OptimizerTable,
-    PolicyTable,
-    Recipe,
     RoleSampling,
     SamplingTable,
     SandboxTable,
     TrainTable,
-    override,
-    parse_recipe,
-    read_recipe,
 )
-from coterie.env import BUILT_IN, env_class
-from coterie.errors import ConfigError
-from coterie.lineup import check_env_fits
 from coterie.shipped import shipped_recipe, shipped_recipes
 
 ROOT = Path(__file__).parent.parent

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from coterie.config import LoraTable, LossTable, PolicyTable
+from coterie.config import LoraTable, PolicyTable
 from coterie.engines.torch import TorchEngine
 from coterie.errors import CheckpointError
 from coterie.learner import Learner, Update
 from coterie.models.policy import Policy
+from coterie.run_tables import LossTable
 from coterie.types import Sample
 from learning_toys import gpt2, llama, lora_team, plain_logprobs, policy_of, request, sample, stirred, switch
 

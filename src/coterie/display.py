@@ -152,7 +152,7 @@ class RunDisplay:
         if self._bar is not None:
             self._bar.note = note
             for task in self._bar.task_ids:
-                self._bar.update(task, completed=done)
+                self._bar.update(task, completed=done, total=total)
             return
         now = self._clock()
         if done < total and now - self._last_line < _LINE_EVERY_S:

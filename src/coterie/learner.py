@@ -18,12 +18,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from coterie.batch import MicroBatch, pack
-from coterie.config import LossTable, PolicyTable
+from coterie.config import PolicyTable
 from coterie.errors import TrainError
 from coterie.loss import LossInput, LossSettings, aggregation_weights, policy_loss, token_entropy, token_logprobs
 from coterie.models.adapters import Adapter
 from coterie.models.attention import layer_masks
 from coterie.models.policy import Policy, alone, as_sampled
+from coterie.run_tables import LossTable
 from coterie.stepper import Stepper, learning_rate
 from coterie.tensors import check_owner, restore_tensors, save_tensors
 from coterie.types import Sample
@@ -145,9 +146,10 @@ class Learner:
             return dict(self.reference_adapter.weights())
         return {} if self.reference is None else dict(self.reference.named_parameters())
 
-    def step(self, samples: Sequence[Sample]) -> Update:
+    def step(self, samples: Sequence[Sample], spent: float = 0.0) -> Update:
         """Train on one batch of this policy's own samples at its current version; return what happened.
 
+        ``spent`` is the share of the run's token budget that is used, for the schedule of the learning rate.
         ``TrainError`` for samples of another policy or version, and for a ``mismatch`` above the limit.
         """
         for sample in samples:
@@ -156,7 +158,7 @@ class Learner:
                     f"policy {self.policy.name!r} at version {self.policy.version} was given a sample of "
                     f"{sample.policy!r} at version {sample.version} (peers {sample.peers}); training is on-policy"
                 )
-        lr = learning_rate(self.table.optimizer, self.optimizer_steps, self.total_steps)
+        lr = learning_rate(self.table.optimizer, self.optimizer_steps, self.total_steps, spent)
         batches = self._batches(samples)
         if not batches:
             return self._nothing(lr)
@@ -164,7 +166,7 @@ class Learner:
         first: Counter[str] = Counter()
         update: Update | None = None
         for _ in range(self.steps_per_batch):
-            lr = learning_rate(self.table.optimizer, self.optimizer_steps, self.total_steps)
+            lr = learning_rate(self.table.optimizer, self.optimizer_steps, self.total_steps, spent)
             loss, sums, passed = self._gradients(batches, old)
             if old is None:
                 old, first = passed, sums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ import torch
 from coterie.batch import sample_of
 from coterie.checkpoint import Checkpoint, CheckpointStore
 from coterie.config import Recipe
-from coterie.credit import CreditReport, CreditRule, assign
+from coterie.credit import CreditReport, assign
 from coterie.errors import TrainError
-from coterie.evaluate import Score, evaluate
+from coterie.evaluate import Score, evaluate, solved_counts
 from coterie.faults import fault_point
 from coterie.imitate import Progress, warm_start
 from coterie.learner import Learner, Update
@@ -86,7 +87,8 @@ class Run:
         began = time.monotonic() - self.spent_s
         gc.freeze()  # what is loaded by now stays; collecting over it takes a fifth of a short rollout
         self.pay()
-        for step in range(self.next_step, self.recipe.train.steps):
+        while not self.over:
+            step = self.next_step
             self.listener.stop()
             start = time.monotonic()
             played = self.play(step)
@@ -96,14 +98,19 @@ class Run:
             self.next_step, self.position = step + 1, self.stream.position
             resting = [name for name in self.learners if name not in updates]
             metrics = step_metrics(step, played, updates, resting)
+            tokens = self.tokens_generated
             self._note(step, played, metrics, (done - began, rolled - start, done - rolled))
-            every = self.recipe.eval.every
-            if every and self.next_step % every == 0 and self.next_step < self.recipe.train.steps:
+            if self._validation_is_due(tokens) and not self.over:
                 self.owed.append("validation")
                 self.pay()
             self.spent_s = time.monotonic() - began
-            if self.next_step % self.recipe.train.save_every == 0 or self.next_step == self.recipe.train.steps:
+            if self.next_step % self.recipe.train.save_every == 0 or self.over:
                 self.save()
+
+    @property
+    def over(self) -> bool:
+        """Whether the steps, or the tokens that may be generated, are used up."""
+        return self.recipe.is_over(self.next_step, self.tokens_generated)
 
     def play(self, step: int) -> Played:
         """Play the tasks of a step; with ``refill``, replace tasks that taught nothing by fresh ones, once."""
@@ -131,7 +138,7 @@ class Run:
             if not self.recipe.policies[name].trains_at(self.next_step):
                 continue
             fault_point("update", self.next_step)
-            updates[name] = learner.step(samples[name])
+            updates[name] = learner.step(samples[name], self.spent)
             if learner.skipped_in_a_row >= self.recipe.train.max_skipped_updates:
                 raise TrainError(
                     f"policy {name!r}: {learner.skipped_in_a_row} updates in a row had a non-finite gradient or loss; "
@@ -172,31 +179,35 @@ class Run:
             if name == "validation":
                 self.validate()
             else:
-                temperature = 0.0 if name.endswith("_greedy") else table.temperature
-                self.evaluate(name, table.final_split, table.final_tasks, temperature)
+                greedy = name.endswith("_greedy")
+                plays = table.plays if greedy or table.final_plays is None else table.final_plays
+                temperature = 0.0 if greedy else table.temperature
+                self.evaluate(name, table.final_split, table.final_tasks, temperature, plays)
             del self.owed[0]
 
     def validate(self) -> Score:
         """Evaluate on the validation split; a new best is kept as ``checkpoints/best``."""
         table = self.recipe.eval
-        score = self.evaluate("validation", table.split, table.tasks, table.temperature)
+        score = self.evaluate("validation", table.split, table.tasks, table.temperature, table.plays)
         if self.best is None or score.success > self.best:
             self.best = score.success
             self.store.save_best(self.next_step, self._write, {"success": score.success})
         return score
 
-    def evaluate(self, name: str, split: str, tasks: int, temperature: float) -> Score:
-        """Evaluate by plain play and write the row."""
-        score, _ = evaluate(
+    def evaluate(self, name: str, split: str, tasks: int, temperature: float, plays: int) -> Score:
+        """Evaluate by plain play and write the row, and, but for a validation, what became of each task."""
+        score, episodes = evaluate(
             self.lineup,
             split=split,
             tasks=tasks,
-            plays=self.recipe.eval.plays,
+            plays=plays,
             temperature=temperature,
             event=self._event,
             before_batch=self.listener.stop,
         )
         self.recorder.evals(self.next_step, {"name": name, **score.row()})
+        if name != "validation":
+            self.recorder.solved(name, solved_counts(episodes))
         self.listener.score(name, score)
         return score
 
@@ -233,6 +244,19 @@ class Run:
 
     # ---- machinery below ----------------------------------------------------------------------------------------
 
+    @property
+    def spent(self) -> float:
+        """The share of ``train.max_generated_tokens`` that is used; 0 where there is no such limit."""
+        budget = self.recipe.train.max_generated_tokens
+        return self.tokens_generated / budget if budget else 0.0
+
+    def _validation_is_due(self, tokens: int) -> bool:
+        """Return whether the step just made, before which there were ``tokens``, is one to validate after."""
+        table = self.recipe.eval
+        by_steps = table.every > 0 and self.next_step % table.every == 0
+        every = table.every_tokens
+        return by_steps or (every > 0 and tokens // every < self.tokens_generated // every)
+
     def _play(self, step: int, tasks: Sequence[Task]) -> Played:
         rollout = self.lineup.rollout(training=True, event=self._event, before_batch=self.listener.stop, step=step)
         sampling = self.recipe.sampling
@@ -247,16 +271,7 @@ class Run:
         return Played(episodes=episodes, credit=self._credit(episodes), refilled=0, replaced_tokens=0)
 
     def _credit(self, episodes: Sequence[Episode]) -> CreditReport:
-        table, chain = self.recipe.credit, self.recipe.sampling.mode == "chain"
-        rule = CreditRule(
-            alpha=table.alpha,
-            scale=table.scale,
-            returns=table.returns,
-            gamma=table.gamma,
-            by_episode=chain,
-            by_role="role" in table.group_by,
-        )
-        return assign(episodes, rule, self.recipe.sampling.num_candidates)
+        return assign(episodes, self.lineup.credit_rule(), self.recipe.sampling.num_candidates)
 
     def _note(self, step: int, played: Played, metrics: Mapping[str, Json], clock: tuple[float, float, float]) -> None:
         """Write the rows of a step and tell the listener."""
@@ -270,9 +285,10 @@ class Run:
             step, {"time_s": time_s, "rollout_s": rollout_s, "update_s": update_s, "tokens_per_s": per_s}
         )
         self.recorder.episodes(step, played.episodes, played.credit.credits)
-        self.listener.step(
-            StepReport(step=step, steps=self.recipe.train.steps, metrics=metrics, time_s=time_s, tokens_per_s=per_s)
-        )
+        steps = self.recipe.train.steps
+        if self.spent:  # as many as there will be if the others cost what these did
+            steps = min(steps, math.ceil((step + 1) / min(1.0, self.spent)))
+        self.listener.step(StepReport(step=step, steps=steps, metrics=metrics, time_s=time_s, tokens_per_s=per_s))
 
     def _write(self, folder: Path) -> None:
         for name, learner in self.learners.items():
@@ -326,6 +342,7 @@ def step_metrics(
         "peer_sets": report.peer_sets,
         "peer_sets_zero_variance": report.peer_sets_zero_variance,
         "peer_sets_short": report.peer_sets_short,
+        "peer_sets_mixed_prompts": report.peer_sets_mixed_prompts,
         "turns": len(turns),
         "turns_truncated": sum(turn.stop_reason.truncated for turn in turns),
         "episodes_failed": sum(episode.failure is not None for episode in episodes),
