@@ -1,7 +1,8 @@
-"""How packed rows attend: masks by position, and PyTorch's fused kernel but for the one case in which it is slow.
+"""How packed rows attend: masks by position, and PyTorch's fused kernel but where it is slow.
 
-On a CPU the backward pass of the fused kernel takes five times as long in bfloat16 as plain matrix products do on rows
-of a few hundred tokens. There, and only while gradients are recorded, attention is written out.
+On a CPU the fused kernel computes what a mask hides as well, and its backward pass takes five times as long in bfloat16
+as plain matrix products do. There, and only while gradients are recorded, attention goes by blocks
+(``models.blocks``), or is written out where a row is too short for them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from coterie.models.blocks import block_attention, blocks_of
 
 NAME = "coterie"
 _LONGEST_WRITTEN_OUT = 512
@@ -31,25 +34,28 @@ def attention(
 
     ``attention_mask`` is boolean, True where a query may look.
     """
-    plain = (
+    ours = (
         torch.is_grad_enabled()
-        and query.dtype == torch.bfloat16
         and query.device.type == "cpu"
         and attention_mask is not None
         and attention_mask.dtype == torch.bool
         and dropout == 0.0
-        and key.shape[2] <= _LONGEST_WRITTEN_OUT
         and options.get("position_bias") is None
         and options.get("softcap") is None
     )
-    if not plain or attention_mask is None:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if ours and attention_mask is not None:
+        blocks = blocks_of(attention_mask)
+        if blocks is not None:
+            return block_attention(query, key, value, scale, blocks).transpose(1, 2).contiguous(), None
+    short = query.dtype == torch.bfloat16 and key.shape[2] <= _LONGEST_WRITTEN_OUT
+    if not (ours and short) or attention_mask is None:
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return output
     groups = query.shape[1] // key.shape[1]
     keys, values = repeat_kv(key, groups), repeat_kv(value, groups)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.matmul(query * scale, keys.transpose(-1, -2)).masked_fill(~attention_mask, float("-inf"))
     return torch.matmul(scores.softmax(dim=-1), values).transpose(1, 2).contiguous(), None
 
