@@ -26,8 +26,7 @@ def needed_flops(cell: Mapping[str, Any]) -> float:
 def write_table(out: Path) -> None:
     """Write the table of all cells in a folder."""
     lines = [
-        "| cell | system | seconds: median (range) | tokens/s | Coterie is faster by | peak memory, GiB |"
-        " of matrix rate | settings |",
+        "| cell | system | seconds: median (range) | tokens/s | Coterie faster by | GiB | of matrix rate | settings |",
         "|---|---|---|---|---|---|---|---|",
     ]
     checks = []

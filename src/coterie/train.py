@@ -22,6 +22,7 @@ from coterie.learner import Learner, Update
 from coterie.lineup import Lineup, TaskStream
 from coterie.record import Recorder, flat_numbers, mean
 from coterie.rollout import plays_of
+from coterie.spent import part
 from coterie.types import Credit, Episode, Json, Sample, Task
 
 
@@ -89,14 +90,17 @@ class Run:
         for step in range(self.next_step, self.recipe.train.steps):
             self.listener.stop()
             start = time.monotonic()
-            played = self.play(step)
+            with part("rollout: environment"):
+                played = self.play(step)
             rolled = time.monotonic()
-            updates = self.update(played.credit)
+            with part("update: other"):
+                updates = self.update(played.credit)
             done = time.monotonic()
             self.next_step, self.position = step + 1, self.stream.position
             resting = [name for name in self.learners if name not in updates]
-            metrics = step_metrics(step, played, updates, resting)
-            self._note(step, played, metrics, (done - began, rolled - start, done - rolled))
+            with part("records"):
+                metrics = step_metrics(step, played, updates, resting)
+                self._note(step, played, metrics, (done - began, rolled - start, done - rolled))
             every = self.recipe.eval.every
             if every and self.next_step % every == 0 and self.next_step < self.recipe.train.steps:
                 self.owed.append("validation")
@@ -144,7 +148,8 @@ class Run:
     def warm_start(self) -> None:
         """Imitate the experts if the recipe says so, then make the learners of the policies as they are now."""
         if self.recipe.imitate is not None:
-            self.imitation = warm_start(self.lineup, self._event, self.listener.stop, self.listener.imitate)
+            with part("warm start", whole=True):
+                self.imitation = warm_start(self.lineup, self._event, self.listener.stop, self.listener.imitate)
         self.make_learners()
 
     def make_learners(self) -> None:
@@ -187,21 +192,26 @@ class Run:
 
     def evaluate(self, name: str, split: str, tasks: int, temperature: float) -> Score:
         """Evaluate by plain play and write the row."""
-        score, _ = evaluate(
-            self.lineup,
-            split=split,
-            tasks=tasks,
-            plays=self.recipe.eval.plays,
-            temperature=temperature,
-            event=self._event,
-            before_batch=self.listener.stop,
-        )
+        with part("evaluation", whole=True):
+            score, _ = evaluate(
+                self.lineup,
+                split=split,
+                tasks=tasks,
+                plays=self.recipe.eval.plays,
+                temperature=temperature,
+                event=self._event,
+                before_batch=self.listener.stop,
+            )
         self.recorder.evals(self.next_step, {"name": name, **score.row()})
         self.listener.score(name, score)
         return score
 
     def save(self) -> Path:
         """Write a checkpoint with everything needed to go on bit for bit."""
+        with part("saving", whole=True):
+            return self._save()
+
+    def _save(self) -> Path:
         self.recorder.sync()
         meta: dict[str, Json] = {
             "next_step": self.next_step,

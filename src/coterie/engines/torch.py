@@ -30,6 +30,7 @@ from coterie.errors import EngineError
 from coterie.keyed import stable_hash, uniforms
 from coterie.models.attention import layer_masks
 from coterie.models.policy import Policy
+from coterie.spent import part
 from coterie.types import StopReason
 
 log = logging.getLogger(__name__)
@@ -60,11 +61,9 @@ def sample_tokens(
     """
     # A few rows at a time, which the caches of a processor hold through all the steps.
     rows = max(1, _SAMPLED_TOGETHER // logits_NV.shape[1]) if logits_NV.device.type == "cpu" else len(logits_NV)
-    parts = [
-        _sample_rows(*part)
-        for part in zip(logits_NV.split(rows), temperatures_N.split(rows), uniforms_N.split(rows), strict=True)
-    ]
-    return torch.cat([ids for ids, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+    stretches = zip(logits_NV.split(rows), temperatures_N.split(rows), uniforms_N.split(rows), strict=True)
+    drawn = [_sample_rows(*stretch) for stretch in stretches]
+    return torch.cat([ids for ids, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn])
 
 
 def _sample_rows(
@@ -218,8 +217,9 @@ class _Batch:
         training = self.model.training
         self.model.eval()
         try:
-            cache, logits_BV = prefill(self.model, self.adapter, self.prompts, self.kept)
-            with routed(self.adapter, self.routes):
+            with part("rollout: prefill"):
+                cache, logits_BV = prefill(self.model, self.adapter, self.prompts, self.kept)
+            with routed(self.adapter, self.routes), part("rollout: decode"):
                 self._decode(cache, logits_BV)
         finally:
             self.model.train(training)
@@ -241,7 +241,8 @@ class _Batch:
         places_1S = torch.arange(-width, 0, device=self.device)[None, :]
         position = 0
         while True:
-            tokens_BK = self._sample(logits_BKV, position)
+            with part("rollout: sample"):
+                tokens_BK = self._sample(logits_BKV, position)
             alive = [i for i, row in enumerate(self.rows) if any(c.stop is None for c in self.grid[row])]
             if not alive:
                 return

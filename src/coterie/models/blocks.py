@@ -104,12 +104,11 @@ class _BlockAttention(torch.autograd.Function):
         grad = gradients[0]
         queries, grads = _grouped(query, key), _grouped(grad, key)
         # What the softmax takes off the gradient of every score of a query.
-        taken = _grouped((grad.float() * out.float()).sum(-1, keepdim=True).to(grad.dtype), key)
+        exact = torch.promote_types(key.dtype, torch.float32)
+        taken = _grouped((grad.to(exact) * out.to(exact)).sum(-1, keepdim=True).to(grad.dtype), key)
         to_query = torch.empty_like(queries, memory_format=torch.contiguous_format)
         # A key is in many blocks; their sum would lose digits in bfloat16.
-        to_key, to_value = torch.zeros_like(key, dtype=torch.float32), torch.zeros_like(value, dtype=torch.float32)
-        if key.dtype == torch.float64:
-            to_key, to_value = to_key.double(), to_value.double()
+        to_key, to_value = torch.zeros_like(key, dtype=exact), torch.zeros_like(value, dtype=exact)
         for block in ctx.blocks:
             row, columns = block.row, block.columns
             probs = _probs(queries, key, block)
