@@ -73,7 +73,8 @@ def test_train_profile_writes_where_the_time_went(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
         'description = "x"\ntrackers = []\n[env]\nname = "plan_path"\nsize = 3\nmax_rounds = 1\n'
-        '[policies.shared]\nmodel = "tiny:width=16,layers=1,heads=2,positions=1024"\n[team]\ntool = "shared"\nplanner = "shared"\n'
+        '[policies.shared]\nmodel = "tiny:width=16,layers=1,heads=2,positions=1024"\n'
+        '[team]\ntool = "shared"\nplanner = "shared"\n'
         "[sampling]\nnum_candidates = 2\nmax_tokens = 4\n[train]\nsteps = 1\ntasks_per_step = 2\n"
         "[eval]\nfinal_tasks = 1\n"
     )
