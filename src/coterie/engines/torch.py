@@ -61,8 +61,8 @@ def sample_tokens(
     """
     # A few rows at a time, which the caches of a processor hold through all the steps.
     rows = max(1, _SAMPLED_TOGETHER // logits_NV.shape[1]) if logits_NV.device.type == "cpu" else len(logits_NV)
-    stretches = zip(logits_NV.split(rows), temperatures_N.split(rows), uniforms_N.split(rows), strict=True)
-    drawn = [_sample_rows(*stretch) for stretch in stretches]
+    stretches = [slice(start, start + rows) for start in range(0, len(logits_NV), rows)]
+    drawn = [_sample_rows(logits_NV[some], temperatures_N[some], uniforms_N[some]) for some in stretches]
     return torch.cat([ids for ids, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn])
 
 
@@ -75,7 +75,7 @@ def _sample_rows(
     scaled_NV = logits_NV.float() - highest_N.float()[:, None]
     scaled_NV /= torch.where(greedy_N, 1.0, temperatures_N)[:, None]
     mass_NV = scaled_NV.exp()
-    mass_NBC = F.pad(mass_NV, (0, -mass_NV.shape[1] % _CDF_BLOCK)).unflatten(1, (-1, _CDF_BLOCK))
+    mass_NBC = F.pad(mass_NV, (0, -mass_NV.shape[1] % _CDF_BLOCK)).view(len(mass_NV), -1, _CDF_BLOCK)
     blocks_NB = mass_NBC.sum(dim=-1, dtype=torch.float64)
     cdf_NB = blocks_NB.cumsum(dim=-1)
     total_N = cdf_NB[:, -1]

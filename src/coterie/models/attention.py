@@ -61,11 +61,12 @@ def attention(
 
 def _written_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """Return attention as two matrix products; heads that share keys and values are one product with them."""
-    keys = key.shape[1]
-    scores = torch.matmul(query.unflatten(1, (keys, -1)).flatten(2, 3), key.transpose(-1, -2))
-    scores = scores.unflatten(2, (-1, query.shape[2])).masked_fill(~mask[:, :, None], float("-inf"))
+    rows, heads, queries, width = query.shape
+    groups = key.shape[1]
+    scores = torch.matmul(query.reshape(rows, groups, -1, width), key.transpose(-1, -2))
+    scores = scores.view(rows, groups, -1, queries, key.shape[2]).masked_fill(~mask[:, :, None], float("-inf"))
     output = torch.matmul(scores.softmax(dim=-1).flatten(2, 3), value)
-    return output.unflatten(2, (-1, query.shape[2])).flatten(1, 2).transpose(1, 2).contiguous()
+    return output.view(rows, heads, queries, -1).transpose(1, 2).contiguous()
 
 
 def layer_masks(

@@ -90,9 +90,7 @@ class _BlockAttention(torch.autograd.Function):
         for block in blocks:
             probs = _probs(queries, key, block)
             values = value[block.row][:, block.columns]
-            out_BGhTD[block.row, :, :, block.start : block.end] = torch.bmm(probs, values).unflatten(
-                1, (queries.shape[2], -1)
-            )
+            out_BGhTD[block.row, :, :, block.start : block.end] = _by_head(torch.bmm(probs, values), queries)
         out = out_BGhTD.flatten(1, 2)
         ctx.save_for_backward(query, key, value, out)
         ctx.blocks = blocks
@@ -115,9 +113,8 @@ class _BlockAttention(torch.autograd.Function):
             grad_GQD = _part(grads, block)
             of_scores = torch.bmm(grad_GQD, value[row][:, columns].transpose(1, 2))
             of_scores.sub_(_part(taken, block)).mul_(probs)
-            to_query[row, :, :, block.start : block.end] = torch.bmm(of_scores, key[row][:, columns]).unflatten(
-                1, (queries.shape[2], -1)
-            )
+            of_queries = torch.bmm(of_scores, key[row][:, columns])
+            to_query[row, :, :, block.start : block.end] = _by_head(of_queries, queries)
             _add(to_value[row], columns, torch.bmm(probs.transpose(1, 2), grad_GQD))
             _add(to_key[row], columns, torch.bmm(of_scores.transpose(1, 2), _part(queries, block)))
         return to_query.flatten(1, 2), to_key.to(key.dtype), to_value.to(value.dtype), None
@@ -125,7 +122,12 @@ class _BlockAttention(torch.autograd.Function):
 
 def _grouped(heads: Tensor, key: Tensor) -> Tensor:
     """Return (B, H, T, X) as (B, G, H / G, T, X)."""
-    return heads.unflatten(1, (key.shape[1], -1))
+    return heads.view(heads.shape[0], key.shape[1], -1, *heads.shape[2:])
+
+
+def _by_head(part: Tensor, queries: Tensor) -> Tensor:
+    """Return (G, H / G * Q, X) as (G, H / G, Q, X)."""
+    return part.view(part.shape[0], queries.shape[2], -1, part.shape[2])
 
 
 def _part(grouped: Tensor, block: Block) -> Tensor:
@@ -136,7 +138,7 @@ def _part(grouped: Tensor, block: Block) -> Tensor:
 def _probs(queries: Tensor, key: Tensor, block: Block) -> Tensor:
     """Return the attention probabilities of a block, (G, H / G * Q, N)."""
     scores = torch.bmm(_part(queries, block), key[block.row][:, block.columns].transpose(1, 2))
-    ends = scores.unflatten(1, (queries.shape[2], -1))[..., block.width - block.hidden.shape[1] :]
+    ends = _by_head(scores, queries)[..., block.width - block.hidden.shape[1] :]
     ends.masked_fill_(block.hidden, float("-inf"))
     return scores.softmax(dim=-1)
 
