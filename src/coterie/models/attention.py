@@ -51,7 +51,8 @@ def attention(
         if blocks is not None:
             return block_attention(query, key, value, scale, blocks).transpose(1, 2).contiguous(), None
         short = query.dtype == torch.bfloat16 and key.shape[2] <= _LONGEST_WRITTEN_OUT
-        if short or (query.shape[2] <= _FEW_QUERIES and not torch.is_grad_enabled()):
+        # Never by whether gradients are recorded: a reference's log-probs must be the policy's to the bit.
+        if short or (query.shape[2] <= _FEW_QUERIES and query.shape[2] < key.shape[2]):
             return _written_out(query * scale, key, value, attention_mask), None
     output: tuple[Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
