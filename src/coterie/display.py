@@ -208,6 +208,17 @@ def titled(title: str, table: Table) -> RenderableType:
     return Group(Text(title, style="bold"), table)
 
 
+def spent_table(seconds: Mapping[str, float]) -> RenderableType:
+    """Return how long each part of a run took, and its share of all of them."""
+    total = sum(seconds.values())
+    table = Table("part")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    for name, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        table.add_row(name, f"{spent:.2f}", f"{spent / total:.1%}" if total > 0 else "")
+    return titled("Where the time went", table)
+
+
 def before_after(summary: Mapping[str, Json]) -> RenderableType:
     """Return the result of a run: success before and after training with 95% intervals, sampled and greedy, by label.
 

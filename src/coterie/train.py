@@ -23,6 +23,7 @@ from coterie.learner import Learner, Update
 from coterie.lineup import Lineup, TaskStream
 from coterie.record import Recorder, flat_numbers, mean
 from coterie.rollout import plays_of
+from coterie.spent import part
 from coterie.types import Credit, Episode, Json, Sample, Task
 
 
@@ -91,15 +92,18 @@ class Run:
             step = self.next_step
             self.listener.stop()
             start = time.monotonic()
-            played = self.play(step)
+            with part("rollout: environment"):
+                played = self.play(step)
             rolled = time.monotonic()
-            updates = self.update(played.credit)
+            with part("update: other"):
+                updates = self.update(played.credit)
             done = time.monotonic()
             self.next_step, self.position = step + 1, self.stream.position
             resting = [name for name in self.learners if name not in updates]
-            metrics = step_metrics(step, played, updates, resting)
-            tokens = self.tokens_generated
-            self._note(step, played, metrics, (done - began, rolled - start, done - rolled))
+            with part("records"):
+                metrics = step_metrics(step, played, updates, resting)
+                tokens = self.tokens_generated
+                self._note(step, played, metrics, (done - began, rolled - start, done - rolled))
             if self._validation_is_due(tokens) and not self.over:
                 self.owed.append("validation")
                 self.pay()
@@ -151,7 +155,8 @@ class Run:
     def warm_start(self) -> None:
         """Imitate the experts if the recipe says so, then make the learners of the policies as they are now."""
         if self.recipe.imitate is not None:
-            self.imitation = warm_start(self.lineup, self._event, self.listener.stop, self.listener.imitate)
+            with part("warm start", whole=True):
+                self.imitation = warm_start(self.lineup, self._event, self.listener.stop, self.listener.imitate)
         self.make_learners()
 
     def make_learners(self) -> None:
@@ -196,15 +201,16 @@ class Run:
 
     def evaluate(self, name: str, split: str, tasks: int, temperature: float, plays: int) -> Score:
         """Evaluate by plain play and write the row, and, but for a validation, what became of each task."""
-        score, episodes = evaluate(
-            self.lineup,
-            split=split,
-            tasks=tasks,
-            plays=plays,
-            temperature=temperature,
-            event=self._event,
-            before_batch=self.listener.stop,
-        )
+        with part("evaluation", whole=True):
+            score, episodes = evaluate(
+                self.lineup,
+                split=split,
+                tasks=tasks,
+                plays=plays,
+                temperature=temperature,
+                event=self._event,
+                before_batch=self.listener.stop,
+            )
         self.recorder.evals(self.next_step, {"name": name, **score.row()})
         if name != "validation":
             self.recorder.solved(name, solved_counts(episodes))
@@ -213,6 +219,10 @@ class Run:
 
     def save(self) -> Path:
         """Write a checkpoint with everything needed to go on bit for bit."""
+        with part("saving", whole=True):
+            return self._save()
+
+    def _save(self) -> Path:
         self.recorder.sync()
         meta: dict[str, Json] = {
             "next_step": self.next_step,
