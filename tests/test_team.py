@@ -479,6 +479,21 @@ def test_replayed_turns_are_taken_over_also_in_a_tree_and_not_trained_again() ->
     assert [request.act for request in requests] == [1]
 
 
+def test_what_the_candidates_that_are_not_played_came_to_is_told_live_and_in_a_replay() -> None:
+    live, _, _ = team(one_each)
+    score = worth({"0": 0.0, "1": 0.0, "2": 1.0, "3": 0.0})
+    assert asyncio.run(live.act("a", "q", score=score)).others == ("after 0", "after 1", "after 3")
+    again, _, _ = team(one_each, replayed=live.turns)
+    assert asyncio.run(again.act("a", "q", score=score)).others == ("after 0", "after 1", "after 3")
+
+
+def test_plain_play_has_no_other_candidates_and_neither_have_acts_without_scores() -> None:
+    alone, _, _ = team(one_each, plan=CHAIN)
+    assert asyncio.run(alone.act("a", "q", score=worth({"0": 1.0}))).others == ()
+    unscored, _, _ = team(one_each)
+    assert asyncio.run(unscored.act("a", "q")).others == ()
+
+
 @pytest.mark.parametrize(("role", "prompt"), [("b", "q"), ("a[1]", "q"), ("a", "another")])
 def test_a_replay_that_asks_something_else_is_refused(role: str, prompt: str) -> None:
     live, _, _ = team(one_each, plan=CHAIN)

@@ -346,5 +346,5 @@ def replay(rollout: Rollout, episode: Episode, upto: int) -> Episode:
     recorded = episode.played
     if not 0 <= upto <= len(recorded):
         raise TrainError(f"replay of {episode.key.text()} up to act {upto}: it has acts 0 to {len(recorded) - 1}")
-    turns = tuple(turn for turn in recorded if turn.act < upto)
+    turns = tuple(turn for turn in episode.turns if turn.act < upto)
     return rollout.run([Play(key=episode.key, task=episode.task, replayed=turns)])[0]

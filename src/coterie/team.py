@@ -92,7 +92,9 @@ class LiveTeam:
         replayed: Sequence[Turn] = (),
         env_key: EpisodeKey | None = None,
     ) -> None:
-        """Seat a team for one episode; ``replayed`` turns are taken as the played ones of their acts, not drawn.
+        """Seat a team for one episode; ``replayed`` turns are taken as what happened at their acts, nothing is drawn.
+
+        Of an act's turns the played one is taken over; the others, if given, are only scored, for ``Played.others``.
 
         ``env_key`` left out, the env's randomness is that of ``key``.
 
@@ -108,6 +110,7 @@ class LiveTeam:
         self._record = record
         self._scoring = scoring
         self._replayed = {turn.act: turn for turn in replayed if turn.played}
+        self._tried = [turn for turn in replayed if not turn.played and turn.error is None]
         self.num_acts = 0
         self._rounds: Counter[str] = Counter()
 
@@ -133,7 +136,9 @@ class LiveTeam:
         completions = _recorded(old, request) if old is not None else await self._draw(request, expert)
         self._scoring(+1)
         try:
-            verdicts = await asyncio.gather(*(self._judge(score, request, completion) for completion in completions))
+            verdicts = await asyncio.gather(*(self._judge(score, request, one.text) for one in completions))
+            tried = [turn.text for turn in self._tried if turn.act == act] if old is not None else []
+            beside = await asyncio.gather(*(self._judge(score, request, text) for text in tried))
         finally:
             self._scoring(-1)
         numbers = request.candidates if old is None else (old.candidate,)
@@ -165,7 +170,9 @@ class LiveTeam:
         turns[chosen] = replace(turns[chosen], played=True)
         self.turns.extend(turns)
         scored = verdicts[chosen].scored
-        return Played(turns[chosen], None if scored is None else scored.result)
+        rest = [*verdicts[:chosen], *verdicts[chosen + 1 :], *beside]
+        others = tuple(verdict.scored.result for verdict in rest if verdict.scored is not None)
+        return Played(turns[chosen], None if scored is None else scored.result, others)
 
     def _seat_of(self, role: str) -> tuple[str, int]:
         """Return (role, seat) of ``"drafter[2]"``; the role must be in the team."""
@@ -213,7 +220,7 @@ class LiveTeam:
         }
         return "/".join(parts + [values[name] for name in self._plan.group_by])
 
-    async def _judge(self, score: Score[Any] | None, request: Request, completion: Completion) -> _Verdict:
+    async def _judge(self, score: Score[Any] | None, request: Request, text: str) -> _Verdict:
         """Return one candidate's score; a scorer that raises is tried again, then recorded as a missing verdict."""
         if score is None:
             return _Verdict(None, None)
@@ -221,7 +228,7 @@ class LiveTeam:
         where = f"score of role {request.role!r}, task {self._key.task_id!r}, act {request.act}"
         for _ in range(1 + self._plan.scorer_retries):
             with guarded(where, failures.append):
-                scored = score(completion.text)
+                scored = score(text)
                 if inspect.isawaitable(scored):
                     scored = await scored
                 if not isinstance(scored, Scored):

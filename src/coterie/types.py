@@ -153,10 +153,15 @@ def assistant(*parts: str | Turn) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Played(Generic[R]):
-    """What ``team.act`` returns: the turn the episode goes on from, and the result its score computed."""
+    """What ``team.act`` returns: the turn the episode goes on from, and the result its score computed.
+
+    ``others`` are the results of the candidates that are not played, in their order: what else was tried. In plain play
+    there are none, so no prompt may show them.
+    """
 
     turn: Turn
     result: R
+    others: tuple[R, ...] = ()
 
     @property
     def text(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from coterie.data.small_programs import make_program_problem
 from coterie.env import make_env
-from coterie.envs.coding import hidden_tests, public_tests
+from coterie.envs.coding import State, Work, hidden_tests, public_tests
 from coterie.envs.suites import judged, read_suite, write_suite
 from coterie.errors import ConfigError
 from coterie.problems import CallTest, CodeProblem, ProgramTest
@@ -121,6 +121,15 @@ def test_the_share_of_hidden_tests_is_the_reward_and_mismatches_are_shown_to_bot
     assert '"12345\\n"' in prompts[1][1], "the coder sees the tests of its round"
     assert episode.outcome is not None
     assert (episode.outcome.success, episode.outcome.truncated) == (True, True), "right, and never agreed"
+
+
+def test_all_candidates_of_the_coder_that_are_wrong_are_programs_to_be_caught_later_the_latest_first() -> None:
+    played, beside = Work("print(1)", share=0.5), (Work("print(2)", share=0.0), Work("print(3)", share=1.0), Work())
+    first = State((played,), (), beside)
+    assert first.programs(right=False) == ["print(1)", "print(2)"]
+    assert first.programs(right=True) == ["print(3)"]
+    second = State((*first.works, Work("print(2)", share=0.0)), (), (*first.tried, Work("print(4)", share=0.9)))
+    assert set(second.programs(right=False)) == {"print(1)", "print(2)", "print(4)"}
 
 
 def test_hidden_tests_references_and_wrong_programs_never_reach_a_prompt() -> None:

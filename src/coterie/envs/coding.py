@@ -10,9 +10,10 @@ round's tests, which may be wrong. Hidden tests, references and known wrong prog
     local of the tester = share of its tests that the reference confirms
                           + share of wrong programs that its confirmed tests catch
 
-Wrong programs are the problem's own and the played programs of earlier rounds that fail a hidden test. Where a problem
-has no reference, two or more different played programs that pass all hidden tests stand in for it; without them the
-tester has no verdict. A suite that is empty, or catches none of the wrong programs there are, earns nothing.
+Wrong programs are the problem's own and all candidates of the coder in earlier rounds, played or not, that fail a
+hidden test. Where a problem has no reference, two or more different candidates that pass all hidden tests stand in for
+it; without them the tester has no verdict. A suite that is empty, or catches none of the wrong programs there are,
+earns nothing.
 
 Success means that the last program passes all hidden tests. The workflow is the one for code of arXiv 2510.11062.
 """
@@ -56,6 +57,8 @@ class CodingOptions(ProblemOptions):
     """Rounds after which an episode without agreement ends."""
     max_tests: int = Field(default=5, ge=1, le=50)
     """Tests of one answer that are read; later ones are left out."""
+    max_wrong: int = Field(default=16, ge=1)
+    """Wrong programs that a suite is tried on: the problem's own first, then the coder's, those played first."""
     show_public: bool = True
     """Show the problem's public tests in prompts. They never count for the reward."""
     style: Literal["plain", "compact"] = "plain"
@@ -91,10 +94,16 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The programs and suites so far."""
+    """The programs and suites so far, and what else the coder tried: candidates that were not played."""
 
     works: tuple[Work, ...] = ()
     suites: tuple[Suite, ...] = ()
+    tried: tuple[Work, ...] = ()
+
+    def programs(self, right: bool) -> list[str]:
+        """Return the different programs that pass all hidden tests, or that do not; played ones first, the latest before the earlier."""
+        known = [work for work in (*self.tried, *self.works) if work.program and (work.share == 1.0) is right]
+        return list(dict.fromkeys(work.program for work in reversed(known)))
 
     @property
     def phi(self) -> float:
@@ -145,10 +154,9 @@ class Coding(Env):
                 suite = (await team.act("tester", prompt, score=score, round=round, expert=expert)).result
             prompt = self._prompt("coder", problem, state, suite)
             scored = self._score_coder(problem, state, suite)
-            work = (
-                await team.act("coder", prompt, score=scored, round=round, expert=_coder(problem, self._block))
-            ).result
-            state = State((*state.works, work), (*state.suites, suite) if suite else state.suites)
+            answer = await team.act("coder", prompt, score=scored, round=round, expert=_coder(problem, self._block))
+            work, suites = answer.result, (*state.suites, suite) if suite else state.suites
+            state = State((*state.works, work), suites, (*state.tried, *answer.others))
             if work.agrees:
                 break
         return self._outcome(state)
@@ -157,7 +165,7 @@ class Coding(Env):
 
     def _score_tester(self, problem: CodeProblem, state: State) -> Score[Suite]:
         right = [problem.reference] if problem.reference else _agreed(state)
-        wrong = [*problem.wrong, *(work.program for work in state.works if work.program and work.share < 1.0)]
+        wrong = list(dict.fromkeys([*problem.wrong, *state.programs(right=False)]))[: self.options.max_wrong]
 
         async def score(text: str) -> Scored[Suite]:
             compact = self.options.style == "compact"
@@ -166,7 +174,7 @@ class Coding(Env):
                 return Scored(Reward(0.0, 0.0), Suite())
             if not right:
                 return Scored(Reward(0.0, None), Suite(tests))
-            suite = await judged(tests, problem, right, list(dict.fromkeys(wrong)), shared_pool())
+            suite = await judged(tests, problem, right, wrong, shared_pool())
             return Scored(Reward(0.0, suite.confirmed + suite.caught), suite)
 
         return once(score)
@@ -304,7 +312,7 @@ async def _instead(problem: CodeProblem, test: CodeTest, found: Grade, program: 
 
 def _agreed(state: State) -> list[str]:
     """Return different programs that pass all hidden tests, where there are two at least."""
-    passing = list(dict.fromkeys(work.program for work in state.works if work.share == 1.0))
+    passing = state.programs(right=True)
     return passing if len(passing) > 1 else []
 
 
