@@ -101,7 +101,7 @@ class State:
     tried: tuple[Work, ...] = ()
 
     def programs(self, right: bool) -> list[str]:
-        """Return the different programs that pass all hidden tests, or that do not: played ones first, then the rest."""
+        """Return the different programs that pass all hidden tests, or that do not: played ones first."""
         known = [work for work in (*self.tried, *self.works) if work.program and (work.share == 1.0) is right]
         return list(dict.fromkeys(work.program for work in reversed(known)))
 
