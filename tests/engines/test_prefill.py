@@ -299,3 +299,25 @@ def test_forgetting_in_the_middle_changes_no_number(monkeypatch: pytest.MonkeyPa
     acts = three_acts(["main"], 1.0)
     reused = played(engine, acts)
     compare(reused, engine, acts)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_linear_layers_are_given_whole_tensors_never_slices(lora: bool) -> None:
+    """Torch multiplies a slice with a weight that asks for no gradient by copying the weight for every row."""
+    team = team_of(llama, lora)
+    model, slices, calls = team["a"].model, [], []
+
+    def look(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        calls.append(type(module).__name__)
+        slices.extend(tuple(x.shape) for x in args if not x.is_contiguous())
+
+    hooks = [
+        module.register_forward_pre_hook(look) for module in model.modules() if isinstance(module, torch.nn.Linear)
+    ]
+    engine = TorchEngine(team).remembering()
+    for batch in three_acts(["a"], 1.0):
+        engine.generate(batch)
+    for hook in hooks:
+        hook.remove()
+    assert len(calls) > 100
+    assert slices == []

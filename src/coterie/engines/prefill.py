@@ -89,7 +89,9 @@ def _go_on(
             position_ids=places_BR.clamp(min=0),
             cache=cache,
             use_cache=True,
-            logits_to_keep=1,
+            # By number, not as 1: that would hand the output layer a slice, and to multiply a slice with weights that
+            # ask for no gradient, torch writes a copy of them for every row.
+            logits_to_keep=torch.tensor([width - 1], device=device),
         ).logits
     if past:
         _close_gaps(cache, lengths_B, known_B, past, width)
