@@ -58,6 +58,7 @@ def score(success: float, temperature: float, failed: int = 0) -> Score:
         success=success,
         ci95=(0.1, 0.3),
         pass_at_k={},
+        reward_ci95=None,
         reward_team=None,
         rounds=None,
         by_label={},

@@ -128,6 +128,19 @@ def test_one_play_per_task_has_wilsons_interval_and_several_have_the_bootstrap()
     assert score_episodes(twice, split="test", plays=2, temperature=1.0).ci95 == bootstrap_ci95([0.5, 1.0])
 
 
+def test_the_interval_of_the_team_reward_is_a_bootstrap_over_tasks() -> None:
+    plays = [episode("a", 0, True), episode("a", 1, False), episode("b", 0, True), episode("b", 1, True)]
+    rewards = [plays[0].outcome, plays[1].outcome]
+    assert all(outcome is not None for outcome in rewards)
+    score = score_episodes(plays, split="test", plays=2, temperature=1.0)
+    of_a = sum(outcome.team or 0.0 for outcome in rewards if outcome is not None) / 2
+    of_b = plays[2].outcome.team if plays[2].outcome is not None else None
+    assert of_b is not None
+    assert score.reward_ci95 == bootstrap_ci95([of_a, of_b])
+    assert score.row()["reward/team_ci95"] == list(bootstrap_ci95([of_a, of_b]))
+    assert score_episodes([], split="test", plays=1, temperature=1.0).row()["reward/team_ci95"] is None
+
+
 def by_wilson(solved: Sequence[float]) -> tuple[float, float]:
     return wilson_ci95(round(sum(solved)), len(solved))
 

@@ -104,9 +104,10 @@ def _evaluate(lineup: Lineup, console: Console, who: str) -> tuple[Score, list[E
     how = "greedy" if score.temperature == 0.0 else f"temperature {score.temperature:g}"
     title = f"Plain play on {score.split}, {score.plays} plays per task, {how}"
     console.print(score_table(score.row(), f"{title}: {who}" if who else title))
-    console.print(
-        Text(f"{_mean('team reward', score.reward_team)}, {_mean('rounds', score.rounds)}, {score.failed} failed")
-    )
+    reward = _mean("team reward", score.reward_team)
+    if score.reward_ci95 is not None:
+        reward += " [{:.3f}, {:.3f}]".format(*score.reward_ci95)
+    console.print(Text(f"{reward}, {_mean('rounds', score.rounds)}, {score.failed} failed"))
     return score, episodes
 
 

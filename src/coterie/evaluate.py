@@ -24,8 +24,9 @@ _Z95 = 1.959964
 class Score:
     """What an evaluation found. ``success`` is the mean over tasks of the share of their plays that were solved.
 
-    ``ci95`` is its 95% interval, see ``success_ci95``. ``by_label``: success and number of tasks by each label
-    of the env, ``label_ci95`` the interval of each. Failed episodes are not unsolved ones; they are in ``failed``.
+    ``ci95`` is its 95% interval, see ``success_ci95``; ``reward_ci95`` that of the mean team reward, a bootstrap over
+    tasks. ``by_label``: success and number of tasks by each label of the env, ``label_ci95`` the interval of each.
+    Failed episodes are not unsolved ones; they are in ``failed``.
     """
 
     split: str
@@ -37,6 +38,7 @@ class Score:
     ci95: tuple[float, float]
     pass_at_k: Mapping[int, float]
     reward_team: float | None
+    reward_ci95: tuple[float, float] | None
     rounds: float | None
     by_label: Mapping[str, tuple[float, int]]
     label_ci95: Mapping[str, tuple[float, float]]
@@ -53,6 +55,7 @@ class Score:
             "success": self.success,
             "success_ci95": list(self.ci95),
             "reward/team": self.reward_team,
+            "reward/team_ci95": None if self.reward_ci95 is None else list(self.reward_ci95),
             "rounds_mean": self.rounds,
         }
         row |= {f"pass@{k}": value for k, value in self.pass_at_k.items()}
@@ -115,7 +118,8 @@ def score_episodes(episodes: Iterable[Episode], *, split: str, plays: int, tempe
     labels: dict[str, list[float]] = defaultdict(list)
     metrics: dict[str, list[float]] = defaultdict(list)
     solved_of: list[tuple[int, int]] = []
-    rewards: list[float | None] = []
+    rewards: list[float | None] = []  # of every play
+    task_rewards: list[float] = []
     rounds: list[float] = []
     for task_id, group in by_task.items():
         outcomes = [episode.outcome for episode in group if episode.outcome is not None]
@@ -123,6 +127,8 @@ def score_episodes(episodes: Iterable[Episode], *, split: str, plays: int, tempe
         shares[task_id] = solved / len(outcomes)
         solved_of.append((solved, len(outcomes)))
         rewards += [outcome.team for outcome in outcomes]
+        known = mean(outcome.team for outcome in outcomes)
+        task_rewards += [] if known is None else [known]
         rounds += [1.0 + max((turn.round for turn in episode.turns), default=0) for episode in group]
         for outcome in outcomes:
             for name, value in outcome.metrics.items():
@@ -141,6 +147,7 @@ def score_episodes(episodes: Iterable[Episode], *, split: str, plays: int, tempe
         ci95=success_ci95(list(shares.values()), plays),
         pass_at_k={k: sum(pass_at_k(*pair, k) for pair in complete) / len(complete) for k in ks if complete},
         reward_team=mean(rewards),
+        reward_ci95=bootstrap_ci95(task_rewards) if task_rewards else None,
         rounds=mean(rounds),
         by_label={name: (sum(values) / len(values), len(values)) for name, values in labels.items()},
         label_ci95={name: success_ci95(values, plays) for name, values in labels.items()},
