@@ -47,6 +47,7 @@ from coterie.config import (
 )
 from coterie.env import BUILT_IN, env_class
 from coterie.errors import ConfigError
+from coterie.hardware import HardwareTable, PolicyHardware
 from coterie.lineup import check_env_fits
 from coterie.shipped import shipped_recipe, shipped_recipes
 
@@ -257,6 +258,8 @@ TABLES: dict[str, type[BaseModel]] = {
     "[train]": TrainTable,
     "[eval]": EvalTable,
     "[imitate]": ImitateTable,
+    "[hardware]": HardwareTable,
+    "[hardware.policies.NAME]": PolicyHardware,
 }
 
 

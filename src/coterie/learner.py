@@ -9,16 +9,18 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from coterie.batch import MicroBatch, pack
-from coterie.config import LossTable, PolicyTable
+from coterie.config import LossTable, PolicyTable, Recipe
 from coterie.errors import TrainError
 from coterie.loss import LossInput, LossSettings, aggregation_weights, policy_loss, token_entropy, token_logprobs
 from coterie.models.adapters import Adapter
@@ -86,6 +88,31 @@ def scored_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     return logits_BQV[batch.rows_N, index_N]
 
 
+class Learns(Protocol):
+    """What trains one policy, wherever it is; ``Learner`` is the one in this process."""
+
+    @property
+    def skipped_in_a_row(self) -> int:
+        """How many of the last updates were not finite and changed no weight."""
+        ...
+
+    def begin(self, samples: Sequence[Sample]) -> Callable[[], Update]:
+        """Begin ``Learner.step``; return what waits for its end. Learners of other policies may begin meanwhile."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write all its state into an existing folder."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Take over everything ``save`` wrote, bit for bit."""
+        ...
+
+    def kept(self, folder: Path) -> None:
+        """Hear where the state that was saved last stays until the next one is kept."""
+        ...
+
+
 class Learner:
     """Trains one policy. ``policy.model`` is trained in place, so what the engine samples from is always current."""
 
@@ -144,6 +171,10 @@ class Learner:
         if self.reference_adapter is not None:
             return dict(self.reference_adapter.weights())
         return {} if self.reference is None else dict(self.reference.named_parameters())
+
+    def begin(self, samples: Sequence[Sample]) -> Callable[[], Update]:
+        """Return the step itself: in one process nothing runs beside it."""
+        return partial(self.step, samples)
 
     def step(self, samples: Sequence[Sample]) -> Update:
         """Train on one batch of this policy's own samples at its current version; return what happened.
@@ -320,3 +351,21 @@ class Learner:
         self.policy.version = int(state["counters"]["version"])
         self.optimizer_steps = int(state["counters"]["optimizer_steps"])
         self.skipped_in_a_row = int(state["counters"]["skipped_in_a_row"])
+
+    def kept(self, folder: Path) -> None:
+        """Nothing to note: a learner in this process ends only with the run."""
+
+
+def learner_of(recipe: Recipe, policy: Policy, base: PreTrainedModel | None) -> Learner:
+    """Return the learner of a policy as the recipe says; ``base`` is the model as loaded, for a KL to it."""
+    train = recipe.train
+    return Learner(
+        policy,
+        recipe.policies[policy.name],
+        recipe.loss,
+        total_steps=recipe.num_updates(policy.name) * train.steps_per_batch,
+        steps_per_batch=train.steps_per_batch,
+        micro_batch_tokens=train.micro_batch_tokens,
+        autocast=train.precision == "bfloat16",
+        base=base,
+    )

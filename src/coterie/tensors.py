@@ -48,13 +48,29 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@torch.no_grad()
+def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return named tensors as the bytes of a safetensors file; no two may share memory."""
+    data: bytes = safetensors.torch.save({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()})
+    return data
+
+
+def tensors_of(data: bytes) -> dict[str, torch.Tensor]:
+    """Return the tensors that ``tensor_bytes`` was given, on the CPU, bit for bit."""
+    tensors: dict[str, torch.Tensor] = safetensors.torch.load(data)
+    return tensors
+
+
 def restore_tensors(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
     """Copy a file's tensors into these; ``CheckpointError`` unless it has every name and no other, in the same shapes.
 
     Nothing is copied where something does not fit.
     """
-    saved = load_tensors(path)
+    copy_tensors(load_tensors(path), targets, str(path))
+
+
+@torch.no_grad()
+def copy_tensors(saved: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor], path: str) -> None:
+    """Copy tensors into others, as ``restore_tensors`` does; ``path`` says in errors where they come from."""
     if set(saved) != set(targets):
         different = sorted(set(saved) ^ set(targets))
         raise CheckpointError(f"{path}: tensors differ from the policy's, first {different[0]!r} of {len(different)}")
