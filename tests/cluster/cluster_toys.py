@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -65,6 +66,7 @@ class FakeActor:
     def __post_init__(self) -> None:
         self.worker, self.handle, self.restarts = self.make(), FakeHandle(self), 0
         self.calls: list[str] = []
+        self.thread = ThreadPoolExecutor(1)
 
     def run(self, method: str, args: Sequence[Any]) -> Callable[[], Any]:
         self.calls.append(method)
@@ -79,7 +81,9 @@ class FakeActor:
         if self.worker is None:
             return partial(die, LostError(f"{self.name} died over {method}"))
         try:
-            value = getattr(self.worker, method)(*[a() if callable(a) else a for a in args])
+            call = partial(getattr(self.worker, method), *[a() if callable(a) else a for a in args])
+            # in a thread of its own, because the run's own thread has an event loop that runs meanwhile
+            value = self.thread.submit(call).result()
         except Exception as error:  # noqa: BLE001
             return partial(die, error)
         return lambda: value
@@ -108,11 +112,11 @@ class FakeTeam:
         self.pools: dict[str, EnginePool] = {}
         for pool in self.layout.pools:
             engines = [
-                self.actor(s.name, partial(EngineWorker, lineup.recipe, s.policies, 1, 0.0)) for s in pool.rollout
+                self.actor(s.name, partial(EngineWorker, (), lineup.recipe, s.policies, 1, 0.0)) for s in pool.rollout
             ]
             self.pools |= dict.fromkeys(pool.policies, EnginePool(engines, pool.policies))
         renderers = {name: policy.renderer for name, policy in lineup.policies.items()}
-        make = partial(EnvWorker, lineup.recipe.env, renderers)
+        make = partial(EnvWorker, (), lineup.recipe.env, renderers)
         self.router = Router(
             [self.actor(f"environment worker {i}", make) for i in range(self.layout.env_workers)], self.pools
         )
@@ -132,7 +136,7 @@ class FakeTeam:
             if recipe.imitate is not None:
                 model = tensor_bytes(self.lineup.policies[name].model_weights())
                 self.pools[name].send_model(name, model)
-            worker = self.actor(f"update worker 0 of {name}", partial(LearnerWorker, recipe, name, 1, 0.0, model))
+            worker = self.actor(f"update worker 0 of {name}", partial(LearnerWorker, (), recipe, name, 1, 0.0, model))
             learners[name] = RemoteLearner([worker], self.lineup.policies[name], self.pools[name])
         return learners
 

@@ -38,12 +38,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         run_dir: Path, *settings: str, losses: Sequence[Loss] = (), max_restarts: int = 3, again: bool = False
     ) -> FakeTeam:
         teams: list[FakeTeam] = []
-        monkeypatch.setattr("coterie.runs.placed", partial(fake_placed, teams, losses, max_restarts))
         recipe = toy_recipe(*settings, "hardware.backend=ray", "hardware.env_workers=2")
-        if again:
-            resume(run_dir, recipe, quiet(), accept_changes=True)
-        else:
-            start(recipe, run_dir, quiet())
+        with monkeypatch.context() as patch:
+            patch.setattr("coterie.runs.placed", partial(fake_placed, teams, losses, max_restarts))
+            if again:
+                resume(run_dir, recipe, quiet(), accept_changes=True)
+            else:
+                start(recipe, run_dir, quiet())
         return teams[0]
 
     return go
@@ -146,7 +147,7 @@ def one_batch(lineup: Lineup) -> list[Request]:
 
 
 def env_worker(lineup: Lineup) -> EnvWorker:
-    return EnvWorker(lineup.recipe.env, {name: policy.renderer for name, policy in lineup.policies.items()})
+    return EnvWorker((), lineup.recipe.env, {name: policy.renderer for name, policy in lineup.policies.items()})
 
 
 def job(lineup: Lineup) -> Job:
@@ -157,7 +158,7 @@ def job(lineup: Lineup) -> Job:
 
 
 def test_an_engine_serves_the_version_it_was_sent_and_refuses_acts_of_another(lineup: Lineup) -> None:
-    engine = EngineWorker(lineup.recipe, ["main"], 1, 0.0)
+    engine = EngineWorker((), lineup.recipe, ["main"], 1, 0.0)
     requests = one_batch(lineup)
     before = engine.generate(0, requests)
     weights = {name: w.clone() for name, w in lineup.policies["main"].weights().items()}
@@ -174,7 +175,7 @@ def test_an_engine_serves_the_version_it_was_sent_and_refuses_acts_of_another(li
 def test_an_engine_whose_weights_were_torn_serves_nobody_until_it_gets_whole_ones(
     lineup: Lineup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = EngineWorker(lineup.recipe, ["main"], 1, 0.0)
+    engine = EngineWorker((), lineup.recipe, ["main"], 1, 0.0)
     weights = tensor_bytes(lineup.policies["main"].weights())
     monkeypatch.setenv("COTERIE_FAULT", "weight-sync:1:exc")
     with pytest.raises(RuntimeError, match="injected at weight-sync"):
@@ -186,7 +187,7 @@ def test_an_engine_whose_weights_were_torn_serves_nobody_until_it_gets_whole_one
 
 
 def test_weights_with_a_tensor_missing_or_of_another_shape_are_refused_by_name(lineup: Lineup) -> None:
-    engine = EngineWorker(lineup.recipe, ["main"], 1, 0.0)
+    engine = EngineWorker((), lineup.recipe, ["main"], 1, 0.0)
     weights = dict(lineup.policies["main"].weights())
     missing = {name: w for name, w in weights.items() if name != "transformer.wte.weight"}
     with pytest.raises(CheckpointError, match=r"version 3 of policy 'main'.*'transformer.wte.weight'"):
@@ -194,7 +195,7 @@ def test_weights_with_a_tensor_missing_or_of_another_shape_are_refused_by_name(l
 
 
 def test_every_trained_tensor_reaches_the_engine(lineup: Lineup) -> None:
-    engine = EngineWorker(lineup.recipe, ["main"], 1, 0.0)
+    engine = EngineWorker((), lineup.recipe, ["main"], 1, 0.0)
     sent = {name: torch.randn(w.shape) for name, w in lineup.policies["main"].weights().items()}
     engine.load("main", 1, tensor_bytes(sent))
     served = tensors_of(tensor_bytes(engine._lineup.policies["main"].weights()))
@@ -203,7 +204,7 @@ def test_every_trained_tensor_reaches_the_engine(lineup: Lineup) -> None:
 
 
 def test_an_environment_worker_asks_again_what_it_asked_before_it_was_lost(lineup: Lineup) -> None:
-    engine = EngineWorker(lineup.recipe, ["main"], 1, 0.0)
+    engine = EngineWorker((), lineup.recipe, ["main"], 1, 0.0)
     first = env_worker(lineup).begin(job(lineup))
     answers = engine.generate(0, first.requests)
     past = [Exchange(requests=first.requests, answers=answers)]

@@ -30,6 +30,8 @@ _SLICE_S = 5.0
 _GONE_S = 20.0
 """A cluster that cannot be reached for so long is gone."""
 _CONNECT_S = 2.0
+_BIRTH_S = 600.0
+"""A worker may take so long to start and to load its models; calls made meanwhile wait."""
 _log = logging.getLogger(__name__)
 
 Tell = Callable[[str, Mapping[str, Json]], None]
@@ -85,6 +87,7 @@ class RayActor:
         self._max_restarts = max_restarts
         self._tell = tell
         self.restarts = 0
+        self._born = False
         self.handle: Any = make()
 
     def wait(self, ref: Any, doing: str) -> Any:
@@ -93,24 +96,10 @@ class RayActor:
         ``LostError`` where the worker died or let its deadline pass; what the call itself raises is raised here, and
         ``TrainError`` where the whole cluster is gone.
         """
-        end = time.monotonic() + self._deadline_s
-        while True:
-            left = end - time.monotonic()
-            try:
-                return ray.get(ref, timeout=max(0.0, min(left, _SLICE_S)))
-            except GetTimeoutError:
-                if left > _SLICE_S:
-                    self._watch.check()
-                    continue
-                raise LostError(f"{self.name} gave no answer for {self._deadline_s:g} s to {doing}") from None
-            except RayTaskError as error:
-                raise error.cause from error
-            except _LOST as error:
-                self._watch.check()
-                raise LostError(f"{self.name} died over {doing}: {_first_line(error)}") from error
-            except (RaySystemError, RayError) as error:
-                self._watch.check()
-                raise TrainError(f"{self.name}, {doing}: Ray failed: {_first_line(error)}") from error
+        if not self._born:
+            self._get(self.handle.__ray_ready__.remote(), "its start", max(_BIRTH_S, self._deadline_s))
+            self._born = True
+        return self._get(ref, doing, self._deadline_s)
 
     def restart(self, why: LostError) -> None:
         """Put a new worker in the place of a lost one; ``TrainError`` once it was replaced too often."""
@@ -123,11 +112,33 @@ class RayActor:
                 "worker's log in Ray's session folder, then go on with --resume"
             ) from why
         self.stop()
+        self._born = False
         self.handle = self._make()
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""
         ray.kill(self.handle)
+
+    def _get(self, ref: Any, doing: str, limit_s: float) -> Any:
+        """Return what a call comes to within a limit; see ``wait``."""
+        end = time.monotonic() + limit_s
+        while True:
+            left = end - time.monotonic()
+            try:
+                return ray.get(ref, timeout=max(0.0, min(left, _SLICE_S)))
+            except GetTimeoutError:
+                if left > _SLICE_S:
+                    self._watch.check()
+                    continue
+                raise LostError(f"{self.name} gave no answer for {limit_s:g} s to {doing}") from None
+            except RayTaskError as error:
+                raise error.cause from error
+            except _LOST as error:
+                self._watch.check()
+                raise LostError(f"{self.name} died over {doing}: {_first_line(error)}") from error
+            except (RaySystemError, RayError) as error:
+                self._watch.check()
+                raise TrainError(f"{self.name}, {doing}: Ray failed: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

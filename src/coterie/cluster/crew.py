@@ -133,6 +133,8 @@ class _Share:
             Episode(key=p.key, task=p.task, turns=(), outcome=None, failure=failure, attempts=self._losses)
             for p in self._job.plays
         )
-        told = ("episode_failed", {"where": failure.where, "attempt": self._losses, "error": failure.message})
-        events = tuple((told[0], {"episode": p.key.text(), **told[1]}) for p in self._job.plays)
-        return Report(requests=(), episodes=episodes, events=events)
+        events: list[tuple[str, Mapping[str, str | int]]] = []
+        for play in self._job.plays:
+            told = {"episode": play.key.text(), "where": failure.where, "error": failure.message}
+            events.append(("episode_failed", {**told, "attempt": self._losses}))
+        return Report(requests=(), episodes=episodes, events=tuple(events))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -180,7 +181,7 @@ def _make(cls: type, gpus: float, strategy: Any, *args: Any) -> Any:
     """Return the handle of a new actor. Ray does not restart it: a restarted one would have lost what it held."""
     remote = ray.remote(cls)
     options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": strategy}
-    return remote.options(**options).remote(*args)
+    return remote.options(**options).remote(tuple(sys.path), *args)
 
 
 def _on(group: PlacementGroup, bundle: int) -> PlacementGroupSchedulingStrategy:
@@ -201,5 +202,6 @@ def _reserve(pool: Pool, deadline_s: float) -> PlacementGroup:
 
 def _store_bytes(lineup: Lineup) -> int:
     """Return what an object store needs for the weights that pass through it."""
-    weights = {id(w): w.numel() * w.element_size() for p in lineup.policies.values() for w in p.model.parameters()}
-    return max(_STORE_BYTES, _STORE_COPIES * sum(weights.values()))
+    models = [policy.model for policy in lineup.policies.values()]
+    sizes: dict[int, int] = {id(w): w.numel() * w.element_size() for model in models for w in model.parameters()}
+    return max(_STORE_BYTES, _STORE_COPIES * sum(sizes.values()))

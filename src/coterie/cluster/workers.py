@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from coterie.cluster.wire import Answers, Exchange, Job, Report, Stepped, part_of
 from coterie.config import EnvTable, Recipe
 from coterie.engines import Completion, Engine, Request
-from coterie.env import Env, make_env
+from coterie.env import make_env
 from coterie.errors import EngineError, EnvError
 from coterie.faults import fault_point
 from coterie.learner import learner_of
 from coterie.lineup import Lineup, assemble
-from coterie.rollout import Rollout
+from coterie.rollout import Play, Rollout
 from coterie.team import Renderer
 from coterie.tensors import copy_tensors, tensor_bytes, tensors_of
-from coterie.types import Episode, Sample
+from coterie.types import Sample
 
 TORN = -1
 """The version of weights while they are being replaced; no request names it."""
+
+
+def look_in(path: Sequence[str]) -> None:
+    """Let modules be found here wherever they are found in the run's process: envs stand beside their recipe."""
+    sys.path += [entry for entry in path if entry not in sys.path]
 
 
 def load_part(recipe: Recipe, policies: Sequence[str], threads: int, gpus: float) -> Lineup:
@@ -40,8 +48,9 @@ def load_part(recipe: Recipe, policies: Sequence[str], threads: int, gpus: float
 class EngineWorker:
     """A rollout worker: the engine of policies that share a model, or of one that shares none."""
 
-    def __init__(self, recipe: Recipe, policies: Sequence[str], threads: int, gpus: float) -> None:
-        """Load the policies; their weights are those of version 0."""
+    def __init__(self, path: Sequence[str], recipe: Recipe, policies: Sequence[str], threads: int, gpus: float) -> None:
+        """Load the policies at version 0. ``path`` is the ``sys.path`` of the run's process."""
+        look_in(path)
         self._lineup = load_part(recipe, policies, threads, gpus)
         self._rollout = -1
         self._engine: Engine = self._lineup.engine
@@ -76,8 +85,11 @@ class EngineWorker:
 class LearnerWorker:
     """An update worker: the learner of one policy."""
 
-    def __init__(self, recipe: Recipe, policy: str, threads: int, gpus: float, model: bytes | None) -> None:
+    def __init__(
+        self, path: Sequence[str], recipe: Recipe, policy: str, threads: int, gpus: float, model: bytes | None
+    ) -> None:
         """Load the policy, over it the weights that a warm start left in its model, and make its learner."""
+        look_in(path)
         lineup = load_part(recipe, [policy], threads, gpus)
         self._policy = lineup.policies[policy]
         if model is not None:
@@ -108,14 +120,18 @@ class LearnerWorker:
 
 
 class EnvWorker:
-    """An environment worker: plays its share of a rollout, and stops wherever all its episodes wait for acts."""
+    """An environment worker: plays its share of a rollout, and stops wherever all its episodes wait for acts.
 
-    def __init__(self, env: EnvTable, renderers: Mapping[str, Renderer]) -> None:
+    None of its methods is async: Ray would run an event loop around them, outside of the main thread.
+    """
+
+    def __init__(self, path: Sequence[str], env: EnvTable, renderers: Mapping[str, Renderer]) -> None:
         """Play this env; ``renderers`` by policy."""
+        look_in(path)
         self._env = env
         self._renderers = renderers
         self._runner: asyncio.Runner | None = None
-        self._events: list[tuple[str, Mapping[str, str | int]]] = []
+        self._table = _Table()
 
     def begin(self, job: Job, past: Sequence[Exchange] = ()) -> Report:
         """Play a job from its start; return where it stands once ``past`` has been answered as it was before.
@@ -123,8 +139,17 @@ class EnvWorker:
         ``EnvError`` where the episodes ask something else than they did in the past.
         """
         self.drop()
-        self._runner = asyncio.Runner()
-        report = self._runner.run(self._start(job))
+        self._runner, self._table = asyncio.Runner(), _Table()
+        rollout = Rollout(
+            make_env=partial(make_env, self._env.name, self._env.options),
+            seats={role: replace(seat, renderer=self._renderers[seat.policy]) for role, seat in job.seats.items()},
+            plan=job.plan,
+            engine=None,
+            limits=job.limits,
+            event=self._table.note,
+            exchange=self._table.exchange,
+        )
+        report = self._runner.run(self._table.start(rollout, job.plays))
         for exchange in past:
             if report.requests != exchange.requests:
                 raise EnvError(
@@ -138,7 +163,7 @@ class EnvWorker:
     def go_on(self, answers: Answers) -> Report:
         """Give the answers to the requests of the last report; return the next one."""
         assert self._runner is not None
-        return self._runner.run(self._answer(answers))
+        return self._runner.run(self._table.go_on(answers))
 
     def drop(self) -> None:
         """Leave the episodes that are being played."""
@@ -146,30 +171,31 @@ class EnvWorker:
             self._runner.close()
             self._runner = None
 
-    # ---- machinery below ----------------------------------------------------------------------------------------
 
-    async def _start(self, job: Job) -> Report:
-        seats = {role: replace(seat, renderer=self._renderers[seat.policy]) for role, seat in job.seats.items()}
-        rollout = Rollout(
-            make_env=self._make_env,
-            seats=seats,
-            plan=job.plan,
-            engine=None,
-            limits=job.limits,
-            event=lambda kind, fields: self._events.append((kind, dict(fields))),
-            exchange=self._exchange,
-        )
+class _Table:
+    """A rollout that stops at every batch: its event loop runs only from one report to the next."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[str, Mapping[str, str | int]]] = []
+
+    def note(self, kind: str, fields: Mapping[str, str | int]) -> None:
+        """Keep an event for the next report."""
+        self._events.append((kind, dict(fields)))
+
+    async def start(self, rollout: Rollout, plays: Sequence[Play]) -> Report:
+        """Begin to play."""
         self._wanted: asyncio.Future[Sequence[Request]] = asyncio.get_running_loop().create_future()
-        self._episodes = asyncio.create_task(rollout.play(job.plays))
+        self._episodes = asyncio.create_task(rollout.play(plays))
         return await self._report()
 
-    async def _answer(self, answers: Answers) -> Report:
+    async def go_on(self, answers: Answers) -> Report:
+        """Let the episodes go on from the answers to what they wanted."""
         self._wanted = asyncio.get_running_loop().create_future()
         self._answers.set_result(answers)
         return await self._report()
 
-    async def _exchange(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
-        """Ask for a batch, and wait for the call that brings the answers."""
+    async def exchange(self, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
+        """Want a batch, and wait for the call that brings the answers."""
         self._answers: asyncio.Future[Answers] = asyncio.get_running_loop().create_future()
         self._wanted.set_result(requests)
         answers = await self._answers
@@ -179,12 +205,9 @@ class EnvWorker:
 
     async def _report(self) -> Report:
         """Return once the episodes want answers or have ended."""
-        await asyncio.wait({self._episodes, self._wanted}, return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [self._episodes, self._wanted]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         events, self._events = tuple(self._events), []
         if self._episodes.done():
-            episodes: list[Episode] = self._episodes.result()
-            return Report(requests=(), episodes=tuple(episodes), events=events)
+            return Report(requests=(), episodes=tuple(self._episodes.result()), events=events)
         return Report(requests=tuple(self._wanted.result()), episodes=None, events=events)
-
-    def _make_env(self) -> Env:
-        return make_env(self._env.name, self._env.options)
