@@ -113,7 +113,7 @@ class RayTeam:
             engines = EnginePool([self._engine(seat, group) for seat in pool.rollout], pool.policies)
             self._pools |= dict.fromkeys(pool.policies, engines)
         renderers = ray.put({name: policy.renderer for name, policy in lineup.policies.items()})
-        make = partial(_make, EnvWorker, 0.0, "SPREAD", lineup.recipe.env, renderers)
+        make = partial(spawn, EnvWorker, 0.0, "SPREAD", lineup.recipe.env, renderers)
         workers = [self._new(f"environment worker {number}", make) for number in range(layout.env_workers)]
         self._router = Router(workers, self._pools)
 
@@ -136,7 +136,7 @@ class RayTeam:
                     self._new(
                         seat.name,
                         partial(
-                            _make,
+                            spawn,
                             LearnerWorker,
                             seat.gpus,
                             _on(group, seat.bundle),
@@ -168,7 +168,7 @@ class RayTeam:
         place = _on(group, seat.bundle)
         return self._new(
             seat.name,
-            partial(_make, EngineWorker, seat.gpus, place, recipe, seat.policies, self._threads, seat.gpus),
+            partial(spawn, EngineWorker, seat.gpus, place, recipe, seat.policies, self._threads, seat.gpus),
         )
 
     def _new(self, name: str, make: Any) -> RayActor:
@@ -177,7 +177,7 @@ class RayTeam:
         return actor
 
 
-def _make(cls: type, gpus: float, strategy: Any, *args: Any) -> Any:
+def spawn(cls: type, gpus: float, strategy: Any, *args: Any) -> Any:
     """Return the handle of a new actor. Ray does not restart it: a restarted one would have lost what it held."""
     remote = ray.remote(cls)
     options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": strategy}
