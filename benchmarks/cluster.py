@@ -19,7 +19,7 @@ from typing import Any
 
 from coterie.cluster.entry import prepare
 from coterie.cluster.placement import Layout
-from coterie.config import EnvTable
+from coterie.config import parse_recipe
 from coterie.engines import Completion, Request
 from coterie.env import Env, Team
 from coterie.hardware import HardwareTable
@@ -80,9 +80,17 @@ def episodes_per_s(name: str, workers: int, tasks: int, actor: Callable[..., Any
     env: Env = {"Sleeper": Sleeper, "Quick": Quick}[name]()
     seats = seats_of(env.roles)
     renderers = ray.put({role: seat.renderer for role, seat in seats.items()})
-    table = EnvTable(name=f"{Path(__file__).stem}:{name}")
+    recipe = parse_recipe(
+        {
+            "env": {"name": f"{Path(__file__).stem}:{name}"},
+            "policies": {role: {"model": "tiny", "train": "frozen"} for role in env.roles},
+            "team": {role: role for role in env.roles},
+            "train": {"steps": 1},
+        },
+        "benchmark",
+    )
     pool = EnginePool([actor("engine", lambda: spawn(Instant, 0.0, "SPREAD"))], env.roles)
-    players = [actor(f"env {i}", lambda: spawn(EnvWorker, 0.0, "SPREAD", table, renderers)) for i in range(workers)]
+    players = [actor(f"env {i}", lambda: spawn(EnvWorker, 0.0, "SPREAD", recipe, renderers)) for i in range(workers)]
     router = Router(players, dict.fromkeys(env.roles, pool))
     rollout = Rollout(make_env=type(env), seats=seats, plan=Plan(mode="chain", num_candidates=1), engine=None)
     times = []

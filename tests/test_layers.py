@@ -12,8 +12,11 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src"
 PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors"}
-LIGHT_LAYERS = ("ground", "problems", "recipe", "rules", "play", "records")
-LIGHT_ENTRIES = ("api", "cli", "cli_options", "cli_look", "cli_play", "cli_team", "cli_train", "display")
+LIGHT_LAYERS = ("ground", "problems", "sandbox", "grading", "recipe", "rules", "play", "records")
+LIGHT_ENTRIES = (
+    *("api", "cli", "cli_options", "cli_data", "cli_look", "cli_play", "cli_sandbox", "cli_team", "cli_train"),
+    "display",
+)
 
 
 def layers() -> dict[str, list[str]]:

@@ -15,8 +15,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from coterie.cli_data import data
 from coterie.cli_look import check, check_env_contract, envs, recipes
 from coterie.cli_play import evaluate_team, play
+from coterie.cli_sandbox import app as sandbox
 from coterie.cli_team import doctor, export
 from coterie.cli_train import demo, imitate, train
 from coterie.errors import ConfigError, CoterieError
@@ -85,3 +87,5 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
+app.add_typer(data, name="data")
+app.add_typer(sandbox, name="sandbox")

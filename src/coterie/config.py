@@ -123,6 +123,15 @@ class EvalTable(Table):
     final_tasks: Positive = 1000
 
 
+class SandboxTable(Table):
+    """``[sandbox]``: how model-written programs are run, for envs that run any."""
+
+    slots: Positive | None = None
+    """Programs that run at the same time; ``None`` means one per core."""
+    mode: Literal["auto", "unsafe"] = "auto"
+    """``unsafe`` runs programs without walls; the environment variable COTERIE_UNSAFE_SANDBOX=1 must agree."""
+
+
 class ImitateTable(Table):
     """``[imitate]``: the supervised warm start on demonstrations of the env's scripted experts."""
 
@@ -152,6 +161,7 @@ class Recipe(Table):
     loss: LossTable = LossTable()
     train: TrainTable
     eval: EvalTable = EvalTable()
+    sandbox: SandboxTable = SandboxTable()
     imitate: ImitateTable | None = None
     hardware: HardwareTable = HardwareTable()
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ("tensorboard",)
@@ -272,6 +282,7 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
         "loss": LossTable,
         "train": TrainTable,
         "eval": EvalTable,
+        "sandbox": SandboxTable,
         "imitate": ImitateTable,
         "hardware": HardwareTable,
     }
@@ -288,8 +299,22 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
             _refuse_unknown(value, tables[key], f"{where}{key}.")
 
 
+def _one_env(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return a recipe in which ``[[envs]]`` is one ``[env]``, the mixture; ``ConfigError`` for both at once."""
+    rest = dict(raw)
+    if "envs" not in rest:
+        return rest
+    parts = rest.pop("envs")
+    if "env" in rest:
+        raise ConfigError(f"{source}: [env] and [[envs]] are both there; one env is [env], several are [[envs]]")
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        raise ConfigError(f"{source}: envs must be a list of tables, written [[envs]] each")
+    return {**rest, "env": {"name": "mixed", "envs": parts}}
+
+
 def parse_recipe(raw: Mapping[str, Any], source: str) -> Recipe:
     """Return the validated recipe; ``ConfigError`` names the source, the key, and what would be right."""
+    raw = _one_env(raw, source)
     _refuse_unknown(raw, Recipe, "")
     try:
         return Recipe.model_validate(raw)

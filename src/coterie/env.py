@@ -97,6 +97,10 @@ class Env(ABC):
         """Return how many tasks a split has, or ``None`` where they are made without end."""
         return None
 
+    def scores(self, role: str) -> bool:
+        """Return whether the candidates of a role can be scored at once."""
+        return role in self.scored_roles
+
     # ---- machinery below ----------------------------------------------------------------------------------------
 
     def __init__(self, options: EnvOptions | None = None) -> None:
@@ -122,6 +126,9 @@ class Env(ABC):
 
 
 BUILT_IN: dict[str, str] = {
+    "code": "coterie.envs.coding:Coding",
+    "math": "coterie.envs.maths:Maths",
+    "mixed": "coterie.envs.mixed:Mixed",
     "plan_path": "coterie.envs.plan_path:PlanPath",
     "sokoban": "coterie.envs.sokoban:Sokoban",
     "sudoku": "coterie.envs.sudoku:Sudoku",

@@ -24,6 +24,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel
 from coterie.models.policy import Policy
 from coterie.rollout import Crew, Event, ExpertDraw, Limits, Rollout
+from coterie.sandbox import shared
 from coterie.team import Plan, Seating
 from coterie.tensors import restore_tensors, save_tensors
 from coterie.trained import RESIDENT, load_model
@@ -175,10 +176,11 @@ def check_env_fits(recipe: Recipe) -> Recipe:
         )
     if recipe.sampling.mode == "tree":
         for role, policy in recipe.team.items():
-            if recipe.policies[policy].train != "frozen" and role not in env.scored_roles:
+            if recipe.policies[policy].train != "frozen" and not env.scores(role):
+                able = [name for name in roles if env.scores(name)]
                 raise ConfigError(
                     f"sampling.mode = 'tree', but env {recipe.env.name!r} cannot score candidates of role {role!r} at "
-                    f"once (it can: {list(env.scored_roles)}). Use mode = 'chain', or freeze policy {policy!r}"
+                    f"once (it can: {able}). Use mode = 'chain', or freeze policy {policy!r}"
                 )
     for what, split, count in (
         ("eval.tasks", recipe.eval.split, recipe.eval.tasks),
@@ -195,6 +197,7 @@ def check_env_fits(recipe: Recipe) -> Recipe:
 
 def assemble(recipe: Recipe) -> Lineup:
     """Return the lineup of a checked recipe: every policy loaded, every limit compared with its context."""
+    shared.configure(shared.SandboxSettings(slots=recipe.sandbox.slots, mode=recipe.sandbox.mode))
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     policies: dict[str, Policy] = {}

@@ -17,11 +17,12 @@ class MathProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTest:
-    """A program that reads ``stdin`` must write ``expected``."""
+    """A program that reads ``stdin`` must write ``expected``; ``exact``: byte by byte, else line by line in words."""
 
     stdin: str
     expected: str
     public: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from coterie.errors import CheckpointError, ConfigError
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.plots import draw_curves
 from coterie.record import EVAL, EVENTS, Recorder, read_rows
+from coterie.sandbox.shared import started_tier
 from coterie.shipped import RECIPE_JSON
 from coterie.trackers import RUN_ID, check_trackers, open_trackers
 from coterie.train import Listener, Run
@@ -42,6 +43,7 @@ _COMPATIBLE = (
     "train.max_failed_fraction",
     "train.max_skipped_updates",
     "train.episode_deadline_s",
+    "sandbox.slots",
 )
 
 _BEFORE_SAVING = {RECIPE, LOCK_NAME, EVENTS, EVAL, RUN_ID, "checkpoints", "tensorboard", "wandb"}
@@ -277,6 +279,7 @@ def summarise(run: Run, total_s: float) -> dict[str, Json]:
         name = row.get("name")
         if name in ("before", "before_greedy", "after", "after_greedy"):
             by_name[str(name)] = row
+    tier = started_tier()
     return {
         "description": run.recipe.description,
         "seed": run.recipe.seed,
@@ -286,5 +289,6 @@ def summarise(run: Run, total_s: float) -> dict[str, Json]:
         "tokens_generated": run.tokens_generated,
         "imitation_loss": dict(run.imitation),
         "best_validation": run.best,
+        **({} if tier is None else {"sandbox": tier}),
         **by_name,
     }

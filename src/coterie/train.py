@@ -329,6 +329,10 @@ def step_metrics(
         "tokens_generated": num_tokens(episodes) + played.replaced_tokens,
         "tokens_trained": sum(len(credit.turn.completion_ids) for credit in trained),
     }
+    for env in sorted({outcome.labels["env"] for outcome in outcomes if "env" in outcome.labels}):
+        own = [outcome for outcome in outcomes if outcome.labels.get("env") == env]
+        row[f"success_selected/{env}"] = mean(float(outcome.success) for outcome in own)
+        row[f"reward/team/{env}"] = mean(outcome.team for outcome in own)
     for role in roles:
         row[f"reward/{role}"] = mean(credit.value for credit in report.credits if credit.turn.role == role)
         row[f"tokens/{role}"] = sum(len(turn.completion_ids) for turn in turns if turn.role == role)

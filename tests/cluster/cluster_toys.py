@@ -74,6 +74,8 @@ class FakeActor:
             if self.name.startswith(loss[0]) and method == loss[1]:
                 self.losses.remove(loss)
                 if loss[2] == 0:
+                    if isinstance(self.worker, EnvWorker):  # a process would take its event loop with it
+                        self.thread.submit(self.worker.drop).result()
                     self.worker = None
                 else:
                     self.losses.append((loss[0], method, loss[2] - 1))
@@ -116,7 +118,7 @@ class FakeTeam:
             ]
             self.pools |= dict.fromkeys(pool.policies, EnginePool(engines, pool.policies))
         renderers = {name: policy.renderer for name, policy in lineup.policies.items()}
-        make = partial(EnvWorker, (), lineup.recipe.env, renderers)
+        make = partial(EnvWorker, (), lineup.recipe, renderers)
         self.router = Router(
             [self.actor(f"environment worker {i}", make) for i in range(self.layout.env_workers)], self.pools
         )

@@ -147,7 +147,7 @@ def one_batch(lineup: Lineup) -> list[Request]:
 
 
 def env_worker(lineup: Lineup) -> EnvWorker:
-    return EnvWorker((), lineup.recipe.env, {name: policy.renderer for name, policy in lineup.policies.items()})
+    return EnvWorker((), lineup.recipe, {name: policy.renderer for name, policy in lineup.policies.items()})
 
 
 def job(lineup: Lineup) -> Job:

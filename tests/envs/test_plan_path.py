@@ -19,6 +19,7 @@ from coterie.env import Env, Prompt, Team, make_env
 from coterie.envs.grid import canonical, symmetries
 from coterie.envs.maze import Attempt, Board, best_moves
 from coterie.errors import ConfigError
+from coterie.testing import assert_env, play_once
 from coterie.types import EpisodeKey, Json, Outcome, Played, Reward, Scored, StopReason, Task, Turn
 
 OPEN = ["S....", ".....", ".....", ".....", "....G"]  # 8 moves
@@ -446,3 +447,29 @@ def test_answers_are_graded_against_their_own_map() -> None:
     assert solved(answers) == [True] * 8
     answers[2], answers[5] = answers[5], answers[2]
     assert solved(answers) == [index not in (2, 5) for index in range(8)]
+
+
+def test_a_program_of_the_tool_runs_and_the_last_line_it_prints_is_its_draft() -> None:
+    options: dict[str, Json] = {"tool": "python", "size": 5, "max_rounds": 1}
+    task = task_of(["S..G", "....", "....", "...."])
+    program = "```python\nprint('searching')\nprint(' '.join('R' * 3))\n```"
+    prompts: list[str] = []
+
+    def say(role: str, prompt: str) -> str:
+        prompts.append(prompt)
+        return program if role == "tool" else "Answer: R R R"
+
+    episode = play_once("plan_path", say, options=options, task=task)
+    assert [turn.reward for turn in episode.turns] == [Reward(2.0, 0.1), Reward(2.0, 0.1)]
+    assert "reaches the goal with move 3" in prompts[1]
+    assert "```python" in prompts[0]
+    assert "```python" not in prompts[1], "the planner still answers with moves"
+    for text in ("Answer: R R R", "```python\nprint('RRR or so')\n```", "```python\n1/0\n```"):
+        broken = play_once("plan_path", [text, "Answer: R R R"], options=options, task=task)
+        assert broken.turns[0].reward == Reward(0.0, 0.0), text
+
+
+def test_the_contract_holds_with_a_tool_that_programs() -> None:
+    assert_env("plan_path", {"tool": "python", "size": 4, "max_rounds": 1}, tasks=1)
+    with pytest.raises(ConfigError, match="compact"):
+        make_env("plan_path", {"tool": "python", "style": "compact"})

@@ -113,7 +113,7 @@ class RayTeam:
             engines = EnginePool([self._engine(seat, group) for seat in pool.rollout], pool.policies)
             self._pools |= dict.fromkeys(pool.policies, engines)
         renderers = ray.put({name: policy.renderer for name, policy in lineup.policies.items()})
-        make = partial(spawn, EnvWorker, 0.0, "SPREAD", lineup.recipe.env, renderers)
+        make = partial(spawn, EnvWorker, 0.0, "SPREAD", lineup.recipe, renderers)
         workers = [self._new(f"environment worker {number}", make) for number in range(layout.env_workers)]
         self._router = Router(workers, self._pools)
 

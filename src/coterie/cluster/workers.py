@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from coterie.cluster.wire import Answers, Exchange, Job, Report, Stepped, part_of
-from coterie.config import EnvTable, Recipe
+from coterie.config import Recipe
 from coterie.engines import Completion, Engine, Request
 from coterie.env import make_env
 from coterie.errors import EngineError, EnvError
@@ -21,6 +21,7 @@ from coterie.faults import fault_point
 from coterie.learner import learner_of
 from coterie.lineup import Lineup, assemble
 from coterie.rollout import Play, Rollout
+from coterie.sandbox import shared
 from coterie.team import Renderer
 from coterie.tensors import copy_tensors, tensor_bytes, tensors_of
 from coterie.types import Sample
@@ -125,10 +126,11 @@ class EnvWorker:
     None of its methods is async: Ray would run an event loop around them, outside of the main thread.
     """
 
-    def __init__(self, path: Sequence[str], env: EnvTable, renderers: Mapping[str, Renderer]) -> None:
-        """Play this env; ``renderers`` by policy."""
+    def __init__(self, path: Sequence[str], recipe: Recipe, renderers: Mapping[str, Renderer]) -> None:
+        """Play the recipe's env; ``renderers`` by policy. Programs run in a sandbox of this process."""
         look_in(path)
-        self._env = env
+        shared.configure(shared.SandboxSettings(slots=recipe.sandbox.slots, mode=recipe.sandbox.mode))
+        self._env = recipe.env
         self._renderers = renderers
         self._runner: asyncio.Runner | None = None
         self._table = _Table()

@@ -21,11 +21,15 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
+from coterie.envs.answer_texts import block, program_of
 from coterie.envs.grid import Grid, canonical, cells_of, distances, straight_distance
 from coterie.envs.maze import Attempt, Board, answer_moves, execute
+from coterie.envs.once import once
 from coterie.envs.splits import make_instance
 from coterie.errors import ConfigError
 from coterie.keyed import stable_hash
+from coterie.sandbox.execution import Verdict
+from coterie.sandbox.shared import shared_pool
 from coterie.types import Outcome, Reward, Scored, Task, system, user
 
 _BUCKET = 4
@@ -44,6 +48,8 @@ class PlanPathOptions(EnvOptions):
     """Most moves in one answer; a longer answer is not well-formed."""
     reward: Literal["dense", "outcome"] = "dense"
     """``dense``: differences of the potential; ``outcome``: 1 where the moves reach the goal, else 0."""
+    tool: Literal["moves", "python"] = "moves"
+    """``moves``: the tool drafts moves; ``python``: it writes a program that prints them, run in the sandbox."""
     style: Literal["plain", "compact"] = "plain"
     """``plain``: English for language models; ``compact``: fixed-length characters for tiny ones."""
     solve_bonus: float = Field(default=1.0, ge=0.0)
@@ -59,6 +65,8 @@ class PlanPathOptions(EnvOptions):
     def _detours_need_walls(self) -> PlanPathOptions:
         if self.train_detours and not self.walls:
             raise ValueError(f"train_detours = {self.train_detours} with walls = 0: without walls no path has a detour")
+        if self.tool == "python" and self.style == "compact":
+            raise ValueError("tool = 'python' with style = 'compact': programs need words; use style = 'plain'")
         return self
 
 
@@ -88,10 +96,10 @@ class PlanPath(Env):
             draft: Attempt | None = None
             if "tool" in self.active_roles:
                 prompt = self._prompt("tool", board, None, history)
-                drafted = await team.act(
-                    "tool", prompt, score=self._score(board), round=round, expert=self._expert(board, None)
-                )
-                draft = drafted.result
+                programs = self.options.tool == "python"
+                score = self._score_program(board) if programs else self._score(board)
+                expert = self._expert(board, None, programs)
+                draft = (await team.act("tool", prompt, score=score, round=round, expert=expert)).result
             prompt = self._prompt("planner", board, draft, history)
             planned = await team.act(
                 "planner", prompt, score=self._score(board), round=round, expert=self._expert(board, draft)
@@ -139,7 +147,12 @@ class PlanPath(Env):
         moves = text
         if self.options.style == "plain":
             found = re.findall(r"^[ \t]*Answer:(.*)$", text, flags=re.MULTILINE)
-            moves = re.sub(r"[\s,]", "", found[-1]) if found else ""
+            moves = found[-1] if found else ""
+        return self._moves(moves)
+
+    def _moves(self, text: str) -> str:
+        """Return the moves of a text that holds nothing else, "" for any other."""
+        moves = text if self.options.style == "compact" else re.sub(r"[\s,]", "", text)
         return moves if re.fullmatch(f"[UDLR]{{1,{self.options.max_moves}}}", moves) else ""
 
     def _write(self, moves: str) -> str:
@@ -148,20 +161,35 @@ class PlanPath(Env):
     def _score(self, board: Board) -> Score[Attempt]:
         """Return the scorer of a role: the moves' worth if they were made, whether they are a draft or the answer."""
 
-        def score(text: str) -> Scored[Attempt]:
-            attempt = execute(board, self._parse(text))
-            solves = attempt.mark == "*"
-            if self.options.reward == "outcome":
-                team = float(solves)
-            else:
-                team = attempt.board.phi - board.phi + (self.options.solve_bonus if solves else 0.0)
-            return Scored(Reward(team, self.options.format_reward if attempt.moves else 0.0), attempt)
+        return lambda text: self._judge(board, self._parse(text))
 
-        return score
+    def _score_program(self, board: Board) -> Score[Attempt]:
+        """Return the scorer of a tool that writes programs: the last line printed is its draft."""
 
-    def _expert(self, board: Board, draft: Attempt | None) -> Expert:
+        async def score(text: str) -> Scored[Attempt]:
+            program, moves = program_of(text), ""
+            if program:
+                done = await shared_pool().run(program)
+                if done.verdict is Verdict.OK:
+                    lines = done.stdout.decode("utf-8", errors="replace").strip().splitlines()
+                    moves = self._moves(lines[-1]) if lines else ""
+            return self._judge(board, moves)
+
+        return once(score)
+
+    def _judge(self, board: Board, moves: str) -> Scored[Attempt]:
+        attempt = execute(board, moves)
+        solves = attempt.mark == "*"
+        if self.options.reward == "outcome":
+            team = float(solves)
+        else:
+            team = attempt.board.phi - board.phi + (self.options.solve_bonus if solves else 0.0)
+        return Scored(Reward(team, self.options.format_reward if attempt.moves else 0.0), attempt)
+
+    def _expert(self, board: Board, draft: Attempt | None, program: bool = False) -> Expert:
         def expert(rng: random.Random, noise: float) -> str:
-            return self._write(answer_moves(board, draft, rng, noise, self.options.max_moves))
+            moves = answer_moves(board, draft, rng, noise, self.options.max_moves)
+            return block(f"print({moves!r})") if program else self._write(moves)
 
         return expert
 
@@ -194,7 +222,9 @@ class PlanPath(Env):
             max_moves=self.options.max_moves,
             max_rounds=self.options.max_rounds,
             who=_WHO[role if "tool" in self.active_roles else "alone"],
-            example=" ".join("RRDRDD"[: self.options.max_moves]),
+            form=_FORMS["program" if role == "tool" and self.options.tool == "python" else "answer"].format(
+                example=" ".join("RRDRDD"[: self.options.max_moves])
+            ),
         )
         return [system(rules), user(_situation(board, draft, history))]
 
@@ -226,8 +256,14 @@ Moves: U (row - 1), D (row + 1), L (column - 1), R (column + 1). Walls and the e
 first move that tries is not made and ends the answer. An answer has 1 to {max_moves} moves, and there are at most
 {max_rounds} rounds, so if the goal is farther away, come as near as you can along a way that leads there.
 {who}
-Think briefly if you need to, then end with one line in exactly this form:
-Answer: {example}"""
+{form}"""
+_FORMS = {
+    "answer": "Think briefly if you need to, then end with one line in exactly this form:\nAnswer: {example}",
+    "program": (
+        "Write a Python program in one ```python block. It must hold the map itself, and print the moves as its last "
+        "line, in exactly this form:\n{example}"
+    ),
+}
 
 
 def _situation(board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> str:

@@ -37,6 +37,11 @@ class Limits:
     memory_mb: int = 512
     output_bytes: int = 16 * 2**20
 
+    @property
+    def wall_limit_s(self) -> float:
+        """The wall limit, in seconds."""
+        return 3.0 * self.cpu_s + 2.0 if self.wall_s is None else self.wall_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
