@@ -356,10 +356,12 @@ class Learner:
         """Nothing to note: a learner in this process ends only with the run."""
 
 
-def learner_of(recipe: Recipe, policy: Policy, base: PreTrainedModel | None) -> Learner:
+def learner_of(
+    recipe: Recipe, policy: Policy, base: PreTrainedModel | None, kind: type[Learner] | None = None
+) -> Learner:
     """Return the learner of a policy as the recipe says; ``base`` is the model as loaded, for a KL to it."""
     train = recipe.train
-    return Learner(
+    return (kind or Learner)(
         policy,
         recipe.policies[policy.name],
         recipe.loss,

@@ -228,7 +228,7 @@ def _train(assembled: Lineup, run_dir: Path, listener: Listener) -> Mapping[str,
     began = time.monotonic()
     with (
         Recorder(run_dir) as recorder,
-        placed(assembled, lambda kind, fields: recorder.event(kind, **fields)) as lineup,
+        placed(assembled, lambda kind, fields: recorder.event(kind, **fields), run_dir) as lineup,
         stop_signals() as stop,  # last, because Ray sets a handler of its own
     ):
 

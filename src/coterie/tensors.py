@@ -9,11 +9,24 @@ from pathlib import Path
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from coterie.errors import CheckpointError, TrainError
 from coterie.types import Json
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all of a tensor that may be sharded over processes; then all of them must ask, in the same order."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that every process has, sharded as the target is."""
+    if not isinstance(target, DTensor):
+        return full
+    return distribute_tensor(full.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -24,7 +37,7 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     owned: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        plain = tensor.detach().to("cpu").contiguous()
+        plain = whole(tensor.detach()).to("cpu").contiguous()
         address = plain.untyped_storage().data_ptr()
         # safetensors refuses shared memory, and tied weights share theirs
         owned[name] = plain.clone() if address in seen else plain
@@ -50,7 +63,9 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Return named tensors as the bytes of a safetensors file; no two may share memory."""
-    data: bytes = safetensors.torch.save({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()})
+    data: bytes = safetensors.torch.save(
+        {name: whole(t.detach()).to("cpu").contiguous() for name, t in tensors.items()}
+    )
     return data
 
 
@@ -81,7 +96,7 @@ def copy_tensors(saved: Mapping[str, torch.Tensor], targets: Mapping[str, torch.
                 "with the model and adapter settings the checkpoint was written with"
             )
     for name, tensor in targets.items():
-        tensor.copy_(saved[name])
+        tensor.copy_(like(saved[name], tensor))
 
 
 def flatten_optimizer(
@@ -144,6 +159,8 @@ def restore_optimizer(
             raise CheckpointError(
                 f"optimiser state {full_key!r} has shape {tuple(value.shape)}, expected {tuple(shape)}"
             )
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            value = like(value, parameters[index_of[name]])
         state.setdefault(index_of[name], {})[key] = value
     groups = [
         {key: tuple(value) if isinstance(own.get(key), tuple) else value for key, value in saved.items()}

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -139,13 +140,13 @@ class FakeTeam:
                 model = tensor_bytes(self.lineup.policies[name].model_weights())
                 self.pools[name].send_model(name, model)
             worker = self.actor(f"update worker 0 of {name}", partial(LearnerWorker, (), recipe, name, 1, 0.0, model))
-            learners[name] = RemoteLearner([worker], self.lineup.policies[name], self.pools[name])
+            learners[name] = RemoteLearner([worker], self.lineup.policies[name], self.pools[name], Path("unused"), 60.0)
         return learners
 
 
 @contextmanager
 def fake_placed(
-    teams: list[FakeTeam], losses: Sequence[Loss], max_restarts: int, lineup: Lineup, tell: Any
+    teams: list[FakeTeam], losses: Sequence[Loss], max_restarts: int, lineup: Lineup, tell: Any, folder: Path
 ) -> Iterator[Lineup]:
     """Stand for ``coterie.cluster.entry.placed``; ``teams`` gets the team."""
     threads = torch.get_num_threads()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from coterie.cluster.entry import check_placement, placed
@@ -42,10 +44,16 @@ def test_policies_that_share_a_model_cannot_have_different_engines() -> None:
         layout(*MIX, "hardware.policies.b.rollout_workers=2")
 
 
-@pytest.mark.parametrize("setting", ["hardware.engine=vllm", "hardware.update_workers=2"])
-def test_what_no_worker_can_do_is_refused(setting: str) -> None:
-    with pytest.raises(ConfigError, match=r"is not there yet|is in one process so far"):
-        layout(setting)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("hardware.engine=vllm",), 'engine = "vllm" is not there yet'),
+        (("hardware.update_workers=2", "policies.main.kl.coef=0.1"), "its reference is not sharded"),
+    ],
+)
+def test_what_no_worker_can_do_is_refused(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        layout(*settings)
 
 
 def test_a_cluster_fits_if_every_bundle_finds_a_node_and_is_refused_with_the_numbers_otherwise() -> None:
@@ -84,7 +92,7 @@ def test_check_names_every_worker_and_its_devices() -> None:
 def test_on_one_machine_nothing_is_placed_and_the_lineup_stays_as_it_is() -> None:
     lineup = assemble(check_env_fits(toy_recipe()))
     assert check_placement(lineup) == []
-    with placed(lineup, lambda kind, fields: None) as same:
+    with placed(lineup, lambda kind, fields: None, Path()) as same:
         assert same is lineup
 
 

@@ -122,10 +122,10 @@ def test_a_run_goes_on_elsewhere_where_it_stopped_in_one_process(
 
 def test_episodes_whose_worker_dies_at_every_attempt_are_dropped_and_counted(run: Run, tmp_path: Path) -> None:
     """Of 3 tasks a step, worker 0 has the first and the third. It dies in the step's first batch, twice."""
-    losses = [("environment worker 0", "begin", 2), ("environment worker 0", "begin", 3)]
+    losses = [("environment worker 0", "begin", 2), ("environment worker 0", "begin", 0)]
     run(tmp_path / "run", "train.retries=1", "train.max_failed_fraction=0.7", "train.steps=1", losses=losses)
     (row,) = read_rows(tmp_path / "run" / "metrics.jsonl")
-    assert (row["episodes_failed"], row["turns"]) == (2, 8)
+    assert (row["episodes_failed"], row["turns"]) == (2, 16)
     failed = [e for e in read_rows(tmp_path / "run" / "events.jsonl") if e["event"] == "episode_failed"]
     assert [e["where"] for e in failed] == ["environment worker 0"] * 2
 
@@ -205,14 +205,15 @@ def test_every_trained_tensor_reaches_the_engine(lineup: Lineup) -> None:
 
 def test_an_environment_worker_asks_again_what_it_asked_before_it_was_lost(lineup: Lineup) -> None:
     engine = EngineWorker((), lineup.recipe, ["main"], 1, 0.0)
-    first = env_worker(lineup).begin(job(lineup))
+    worker = env_worker(lineup)
+    first = worker.begin(job(lineup))
     answers = engine.generate(0, first.requests)
     past = [Exchange(requests=first.requests, answers=answers)]
-    second = env_worker(lineup).begin(job(lineup), past)
+    second = worker.begin(job(lineup), past)
     assert {request.act for request in second.requests} == {1}
     other = [Exchange(requests=first.requests[:1], answers=answers[:1])]
     with pytest.raises(EnvError, match="asked for other acts than before"):
-        env_worker(lineup).begin(job(lineup), other)
+        worker.begin(job(lineup), other)
 
 
 def test_the_renderer_that_travels_with_a_job_renders_nothing() -> None:

@@ -135,12 +135,15 @@ class RayActor:
                 raise error.cause from error
             except _LOST as error:
                 self._watch.check()
-                raise LostError(f"{self.name} died over {doing}: {_first_line(error)}") from error
+                if isinstance(error, RayActorError) and error.actor_init_failed:
+                    raise TrainError(f"{self.name} cannot be made: {_in_short(error)}") from error
+                raise LostError(f"{self.name} died over {doing}: {_in_short(error)}") from error
             except (RaySystemError, RayError) as error:
                 self._watch.check()
-                raise TrainError(f"{self.name}, {doing}: Ray failed: {_first_line(error)}") from error
+                raise TrainError(f"{self.name}, {doing}: Ray failed: {_in_short(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _in_short(error: Exception) -> str:
+    """Return the first and the last line of what Ray says; between them is a traceback if the worker raised."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"

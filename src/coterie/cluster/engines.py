@@ -36,6 +36,7 @@ class EnginePool:
     def send(self, policy: str, version: int, weights: Any) -> None:
         """Give all workers a version of a policy and return once each has confirmed that it serves it."""
         self._sent[policy] = (version, weights)
+        self._past = [[] for _ in self.workers]  # of a rollout that is over; no version of it is served any more
         what = f"version {version} of policy {policy!r}"
         confirmed = self._each(lambda worker: worker.handle.load.remote(policy, version, weights), what)
         _confirm(what, version, confirmed)

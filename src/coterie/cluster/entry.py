@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from coterie.cluster.placement import address_of, check_fits, layout_of, local_nodes
 from coterie.errors import ConfigError
@@ -17,10 +18,10 @@ from coterie.types import Json
 
 
 @contextmanager
-def placed(lineup: Lineup, tell: Callable[[str, Mapping[str, Json]], None]) -> Iterator[Lineup]:
+def placed(lineup: Lineup, tell: Callable[[str, Mapping[str, Json]], None], folder: Path) -> Iterator[Lineup]:
     """Yield the lineup that plays and trains where its recipe's ``[hardware]`` says: with "local" the lineup itself.
 
-    ``tell`` hears of workers that were lost and replaced.
+    ``tell`` hears of workers that were lost and replaced. Workers that share a learner meet in ``folder``.
     """
     hardware = lineup.recipe.hardware
     if hardware.backend == "local":
@@ -30,7 +31,7 @@ def placed(lineup: Lineup, tell: Callable[[str, Mapping[str, Json]], None]) -> I
     prepare(hardware)
     from coterie.cluster.start import started
 
-    with started(lineup, layout, tell) as elsewhere:
+    with started(lineup, layout, tell, folder) as elsewhere:
         yield replace(lineup, elsewhere=elsewhere)
 
 

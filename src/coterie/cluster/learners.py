@@ -22,18 +22,29 @@ class RemoteLearner:
     they are a function of that state and the samples, so nothing shows that it was lost.
     """
 
-    def __init__(self, workers: Sequence[Actor], policy: Policy, pool: EnginePool) -> None:
-        """``policy`` is the one in the run's process: its version follows, its weights stay."""
+    def __init__(
+        self, workers: Sequence[Actor], policy: Policy, pool: EnginePool, meeting: Path, limit_s: float
+    ) -> None:
+        """``policy`` is the one in the run's process: its version follows, its weights stay.
+
+        Several workers share the learner. They meet in a file beside ``meeting``, within ``limit_s``.
+        """
         self._workers = list(workers)
+        self._meeting = meeting
+        self._limit_s = limit_s
+        self._meetings = 0
         self._policy = policy
         self._pool = pool
         self._kept: Path | None = None
         self._since: list[tuple[Sample, ...]] = []
         self.skipped_in_a_row = 0
+        self._joined = False
 
     def begin(self, samples: Sequence[Sample]) -> Callable[[], Update]:
         """Begin an update; return what waits for its end."""
         chosen = tuple(samples)
+        if not self._joined:
+            self._again()
         return partial(self._finish, chosen, self._step(chosen))
 
     def save(self, folder: Path) -> None:
@@ -86,12 +97,13 @@ class RemoteLearner:
         self._policy.version = version
 
     def _weights(self) -> tuple[int, Any]:
-        worker = self._workers[0]
-        version, weights = worker.handle.weights.options(num_returns=2).remote()
-        return int(self._all([version], "its version")), weights
+        asked = [worker.handle.weights.options(num_returns=2).remote() for worker in self._workers]
+        return int(self._all([version for version, _ in asked], "its version")), asked[0][1]
 
     def _steady(self, ask: Callable[[], list[Any]], what: str) -> Any:
         """Return the first worker's answer to a call that may be made again after workers were replaced."""
+        if not self._joined:
+            self._again()
         refs = ask()
         while True:
             try:
@@ -101,20 +113,26 @@ class RemoteLearner:
                 refs = ask()
 
     def _all(self, refs: Sequence[Any], what: str) -> Any:
-        """Return the first worker's answer once all have answered; a worker that is lost is told by ``LostError``."""
+        """Return the first worker's answer once all have answered.
+
+        Where one is lost, all are replaced: the others wait for it within a sum. ``LostError`` tells of it.
+        """
         answers = []
-        for worker, ref in zip(self._workers, refs, strict=False):
+        for worker, ref in zip(self._workers, refs, strict=True):
             try:
                 answers.append(worker.wait(ref, what))
             except LostError as lost:
-                worker.restart(lost)
+                for each in self._workers:
+                    each.restart(lost)
+                self._joined = False
                 raise
         return answers[0]
 
     def _again(self) -> None:
-        """Bring fresh workers to the state of the lost ones."""
+        """Bring fresh workers together, and to the state of the lost ones if there were any."""
         while True:
             try:
+                self._join()
                 if self._kept is not None:
                     place = str(self._kept)
                     self._all([w.handle.load.remote(place) for w in self._workers], f"loading {place}")
@@ -123,3 +141,17 @@ class RemoteLearner:
                 return
             except LostError:
                 continue
+
+    def _join(self) -> None:
+        """Let the workers share the learner, if there are several."""
+        world = len(self._workers)
+        if world > 1:
+            self._meetings += 1
+            store = self._meeting.with_name(f"{self._meeting.name}-{self._meetings}")
+            store.unlink(missing_ok=True)
+            calls = [
+                w.handle.join.remote(str(store), rank, world, self._limit_s) for rank, w in enumerate(self._workers)
+            ]
+            self._all(calls, "joining the others")
+            store.unlink(missing_ok=True)
+        self._joined = True

@@ -13,6 +13,7 @@ from coterie.config import Recipe
 from coterie.errors import ConfigError
 from coterie.hardware import HardwareTable, PolicyHardware
 from coterie.lineup import Lineup
+from coterie.sharded import check_can_shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def _pool(recipe: Recipe, names: tuple[str, ...]) -> Pool:
                 f"workers; {name!r} has engine, rollout_workers, rollout_gpus = {_engines(table)}, {names[0]!r} "
                 f"{_engines(first)}. Give them the same"
             )
-    _refuse_missing(tables)
+    _refuse_missing(recipe, tables)
     assert first.rollout_workers is not None
     assert first.rollout_gpus is not None
     bundles = [Bundle(1.0, first.rollout_gpus)] * first.rollout_workers
@@ -152,15 +153,13 @@ def _pool(recipe: Recipe, names: tuple[str, ...]) -> Pool:
     return Pool(policies=names, bundles=tuple(bundles), rollout=tuple(rollout), update=tuple(update))
 
 
-def _refuse_missing(tables: Mapping[str, PolicyHardware]) -> None:
-    """Raise ``ConfigError`` for what the schema knows and no worker does yet."""
+def _refuse_missing(recipe: Recipe, tables: Mapping[str, PolicyHardware]) -> None:
+    """Raise ``ConfigError`` for what the schema knows and no worker does."""
     for name, table in tables.items():
         if table.engine != "torch":
             raise ConfigError(f'policy {name!r}: hardware engine = "{table.engine}" is not there yet; use "torch"')
-        if table.update_workers != 1:
-            raise ConfigError(
-                f"policy {name!r}: update_workers = {table.update_workers}, a learner is in one process so far; use 1"
-            )
+        if table.update_workers != 1 and name in recipe.trained_policies:
+            check_can_shard(name, recipe.policies[name])
 
 
 def _engines(table: PolicyHardware) -> tuple[object, ...]:

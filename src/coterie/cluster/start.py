@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -38,12 +39,12 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def started(lineup: Lineup, layout: Layout, tell: Tell) -> Iterator[RayTeam]:
+def started(lineup: Lineup, layout: Layout, tell: Tell, folder: Path) -> Iterator[RayTeam]:
     """Yield the workers of a run; afterwards they have ended, and so has the cluster if it was started for the run."""
     hardware = lineup.recipe.hardware
     with connected(hardware, layout, _store_bytes(lineup)) as address:
         check_fits(layout, nodes())
-        team = RayTeam(lineup, layout, Watch(address), tell)
+        team = RayTeam(lineup, layout, Watch(address), tell, folder)
         try:
             yield team
         finally:
@@ -96,7 +97,7 @@ def nodes() -> list[Bundle]:
 class RayTeam:
     """Implements ``coterie.lineup.Elsewhere``: environment, rollout and update workers on a connected cluster."""
 
-    def __init__(self, lineup: Lineup, layout: Layout, watch: Watch, tell: Tell) -> None:
+    def __init__(self, lineup: Lineup, layout: Layout, watch: Watch, tell: Tell, folder: Path) -> None:
         """Make the workers that play. Those that train are made with the learners, from the weights of that time."""
         self._lineup = lineup
         self._layout = layout
@@ -106,6 +107,7 @@ class RayTeam:
             RayActor, watch=watch, deadline_s=hardware.deadline_s, max_restarts=hardware.max_restarts, tell=tell
         )
         self._watch = watch
+        self._folder = folder.resolve()
         self._actors: list[RayActor] = []
         self._groups = [_reserve(pool, hardware.deadline_s) for pool in layout.pools]
         self._pools: dict[str, EnginePool] = {}
@@ -150,7 +152,13 @@ class RayTeam:
                     for seat in pool.update
                     if name in seat.policies
                 ]
-                learners[name] = RemoteLearner(workers, self._lineup.policies[name], self._pools[name])
+                learners[name] = RemoteLearner(
+                    workers,
+                    self._lineup.policies[name],
+                    self._pools[name],
+                    self._folder / f".join-{name}",
+                    recipe.hardware.deadline_s,
+                )
         return {name: learners[name] for name in recipe.trained_policies}
 
     def stop(self) -> None:

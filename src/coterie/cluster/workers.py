@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from coterie.learner import learner_of
 from coterie.lineup import Lineup, assemble
 from coterie.rollout import Play, Rollout
 from coterie.sandbox import shared
+from coterie.sharded import ShardedLearner, join, shard
 from coterie.team import Renderer
 from coterie.tensors import copy_tensors, tensor_bytes, tensors_of
 from coterie.types import Sample
@@ -84,7 +86,7 @@ class EngineWorker:
 
 
 class LearnerWorker:
-    """An update worker: the learner of one policy."""
+    """An update worker: the learner of one policy, or with others its share of it."""
 
     def __init__(
         self, path: Sequence[str], recipe: Recipe, policy: str, threads: int, gpus: float, model: bytes | None
@@ -92,11 +94,19 @@ class LearnerWorker:
         """Load the policy, over it the weights that a warm start left in its model, and make its learner."""
         look_in(path)
         lineup = load_part(recipe, [policy], threads, gpus)
+        self._recipe, self._rank = recipe, 0
         self._policy = lineup.policies[policy]
         if model is not None:
             copy_tensors(tensors_of(model), dict(self._policy.model_weights()), "the run's process")
         # The recipe as it is: what is said of all policies together must be true of it.
         self._learner = learner_of(recipe, self._policy, lineup.bases.get(policy))
+
+    def join(self, store: str, rank: int, world: int, limit_s: float) -> None:
+        """Share the policy with the other update workers from now on; they meet in the file ``store``."""
+        join(Path(store), rank, world, limit_s)
+        shard(self._policy)
+        self._rank = rank
+        self._learner = learner_of(self._recipe, self._policy, None, ShardedLearner)
 
     def step(self, samples: Sequence[Sample]) -> tuple[Stepped, bytes | None]:
         """Return what ``Learner.step`` returns, and the new weights if it changed any."""
@@ -111,8 +121,9 @@ class LearnerWorker:
         return self._policy.version, tensor_bytes(self._policy.weights())
 
     def save(self, folder: str) -> None:
-        """Write all state into a folder that every node sees."""
-        self._learner.save(Path(folder))
+        """Write all state into a folder that every node sees. With several workers the first one writes."""
+        with tempfile.TemporaryDirectory() as unused:
+            self._learner.save(Path(unused if self._rank else folder))
 
     def load(self, folder: str) -> int:
         """Take over what ``save`` wrote; return how many of the last updates had been skipped."""
@@ -154,6 +165,7 @@ class EnvWorker:
         report = self._runner.run(self._table.start(rollout, job.plays))
         for exchange in past:
             if report.requests != exchange.requests:
+                self.drop()
                 raise EnvError(
                     f"env {self._env.name!r}, played again after its worker was lost, asked for other acts than before "
                     f"(batch of {exchange.requests[0].episode.text()}). play() must depend only on the task, team.rng "
