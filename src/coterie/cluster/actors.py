@@ -132,6 +132,8 @@ class RayActor:
                     continue
                 raise LostError(f"{self.name} gave no answer for {limit_s:g} s to {doing}") from None
             except RayTaskError as error:
+                if isinstance(error.cause, RayError):  # what was sent to the worker is gone, with the node it lay on
+                    raise TrainError(f"{self.name}, {doing}: {_in_short(error.cause)}. Go on with --resume") from error
                 raise error.cause from error
             except _LOST as error:
                 self._watch.check()

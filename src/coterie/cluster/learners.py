@@ -60,11 +60,19 @@ class RemoteLearner:
     def load(self, folder: Path) -> None:
         """Take over a saved state, and give its weights to the engines."""
         self.kept(folder)
-        place = str(folder.resolve())
-        skipped = self._steady(lambda: [worker.handle.load.remote(place) for worker in self._workers], "loading")
+        place = str(self._kept)
+        while True:
+            try:
+                if not self._joined:
+                    self._join()
+                skipped = self._all([w.handle.load.remote(place) for w in self._workers], f"loading {place}")
+                asked = [w.handle.weights.options(num_returns=2).remote() for w in self._workers]
+                version = self._all([version for version, _ in asked], f"its version, from {place}")
+                break
+            except LostError:
+                continue
         self.skipped_in_a_row = int(skipped)
-        version, weights = self._weights()
-        self._serve(version, weights)
+        self._serve(int(version), asked[0][1])
 
     def kept(self, folder: Path) -> None:
         """Note where the state now is, to begin again from if a worker is lost."""
@@ -95,10 +103,6 @@ class RemoteLearner:
         """Give the engines new weights; only then the run asks for acts of that version."""
         self._pool.send(self._policy.name, version, weights)
         self._policy.version = version
-
-    def _weights(self) -> tuple[int, Any]:
-        asked = [worker.handle.weights.options(num_returns=2).remote() for worker in self._workers]
-        return int(self._all([version for version, _ in asked], "its version")), asked[0][1]
 
     def _steady(self, ask: Callable[[], list[Any]], what: str) -> Any:
         """Return the first worker's answer to a call that may be made again after workers were replaced."""
