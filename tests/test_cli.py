@@ -367,7 +367,7 @@ def test_eval_of_a_recipe_plays_the_untrained_policies(recipe: Path, trained: Pa
         (
             ("RUN", "--checkpoint", "best"),
             1,
-            "(eval.every above 0), and none has been made; checkpoints that are there: ['step_0",
+            "(eval.every or eval.every_tokens above 0), and none has been made; checkpoints that are there: ['step_0",
         ),
         (("RUN", "--split", "tset"), 2, "no split 'tset'"),
         (("RUN", "--save", "/no/such/folder/x"), 2, "there is no folder"),

@@ -29,27 +29,21 @@ from pydantic_core import PydanticUndefined
 from typer._click.exceptions import UsageError
 
 from coterie.cli import app
-from coterie.config import (
-    CreditTable,
-    EvalTable,
-    ImitateTable,
-    KLTable,
-    LossTable,
-    OptimizerTable,
-    PolicyTable,
-    Recipe,
-    RoleSampling,
-    SamplingTable,
-    SandboxTable,
-    TrainTable,
-    override,
-    parse_recipe,
-    read_recipe,
-)
+from coterie.config import KLTable, OptimizerTable, PolicyTable, Recipe, override, parse_recipe, read_recipe
 from coterie.env import BUILT_IN, env_class
 from coterie.errors import ConfigError
 from coterie.hardware import HardwareTable, PolicyHardware
 from coterie.lineup import check_env_fits
+from coterie.run_tables import (
+    CreditTable,
+    EvalTable,
+    ImitateTable,
+    LossTable,
+    RoleSampling,
+    SamplingTable,
+    SandboxTable,
+    TrainTable,
+)
 from coterie.shipped import shipped_recipe, shipped_recipes
 
 ROOT = Path(__file__).parent.parent

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from coterie.batch import sample_of
-from coterie.config import ImitateTable
 from coterie.errors import ConfigError, TrainError
 from coterie.imitate import acts_of, demonstrations, draw_acts, expert_draw, imitate, warm_start
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.models.loading import save
 from coterie.models.policy import Policy
+from coterie.run_tables import ImitateTable
 from coterie.types import Sample
 from learning_toys import PER_ROLE, RENDERER, plain_logprobs, policy_of, request, sample, toy_recipe
 

@@ -14,7 +14,18 @@ PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 HEAVY = {"torch", "transformers", "tokenizers", "safetensors"}
 LIGHT_LAYERS = ("ground", "problems", "sandbox", "grading", "recipe", "rules", "play", "records")
 LIGHT_ENTRIES = (
-    *("api", "cli", "cli_options", "cli_data", "cli_look", "cli_play", "cli_sandbox", "cli_team", "cli_train"),
+    *(
+        "api",
+        "cli",
+        "cli_options",
+        "cli_data",
+        "cli_look",
+        "cli_play",
+        "cli_sandbox",
+        "cli_study",
+        "cli_team",
+        "cli_train",
+    ),
     "display",
 )
 

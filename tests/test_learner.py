@@ -14,13 +14,14 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from coterie.config import LossTable, OptimizerTable, PolicyTable
+from coterie.config import OptimizerTable, PolicyTable
 from coterie.credit import advantages_over
 from coterie.engines.torch import TorchEngine
 from coterie.errors import CheckpointError, TrainError
 from coterie.learner import Learner, Update
 from coterie.models.policy import Policy
 from coterie.models.tiny import tiny_model
+from coterie.run_tables import LossTable
 from coterie.stepper import learning_rate
 from coterie.types import Sample
 from learning_toys import bigram, gpt2, llama, plain_logprobs, policy_of, request, sample

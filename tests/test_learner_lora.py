@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from coterie.config import LoraTable, LossTable, PolicyTable
+from coterie.config import LoraTable, PolicyTable
 from coterie.engines.torch import TorchEngine
 from coterie.errors import CheckpointError
 from coterie.learner import Learner, Update
 from coterie.models.policy import Policy
+from coterie.run_tables import LossTable
 from coterie.types import Sample
 from learning_toys import gpt2, llama, lora_team, plain_logprobs, policy_of, request, sample, stirred, switch
 
@@ -338,3 +340,36 @@ def test_after_loading_the_engine_draws_with_the_loaded_adapter(tmp_path: Path) 
     drawn_a, drawn_b = ({completion.ids[0] for completion in row} for row in engine.generate(asked))
     assert drawn_a == {7}
     assert len(drawn_b) > 3
+
+
+class Products(TorchDispatchMode):
+    """Notes the shapes that matrix products come out with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.shapes.add(tuple(out.shape))
+        return out
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_no_gradient_of_the_models_own_matrices_is_computed_for_an_adapter(make: Make) -> None:
+    """It would come out of a product in the shape of the weight, as it does where the model itself is trained."""
+    adapted = lora_team(make(), "a", lora=LoraTable(rank=3))["a"]
+    own = {tuple(w.shape) for w in adapted.model_weights().values() if w.dim() == 2 and w.shape[0] != w.shape[1]}
+    own |= {shape[::-1] for shape in own}
+    found = {}
+    for name, learner in (
+        ("lora", learner_of(adapted)),
+        ("full", learner_of(policy_of(make(), name="a"), train="full")),
+    ):
+        samples = drawn(learner.policy, [1.0, -1.0], tokens=3)  # 2 + 3 + 3 tokens: no weight has a side of 8
+        with Products() as products:
+            assert learner.step(samples).stepped
+        found[name] = products.shapes & own
+    assert found["lora"] == set()
+    assert found["full"]

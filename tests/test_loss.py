@@ -25,6 +25,7 @@ from coterie.loss import (
     to_padded,
     token_entropy,
     token_logprobs,
+    token_scores,
 )
 
 AGGREGATIONS: tuple[tuple[Aggregation, int | None], ...] = (("token", None), ("sequence", None), ("constant", 64))
@@ -638,3 +639,34 @@ def test_logits_and_ids_that_do_not_fit_are_refused() -> None:
 def test_padding_and_gathering_are_inverse() -> None:
     mask_BT = torch.tensor([[True, False, True], [False, True, False]])
     assert to_padded(torch.tensor([1.0, 2.0, 3.0]), mask_BT).tolist() == [[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_scores_in_one_go_are_the_log_probs_and_entropies(dtype: torch.dtype) -> None:
+    """More rows than a stretch holds, temperatures that differ, a token that cannot be; gradients as well."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(11, 60_000, generator=generator, dtype=torch.float64) * 4).to(dtype)
+    logits[3, 5] = -math.inf
+    ids, temperatures = torch.arange(11), torch.linspace(0.5, 1.5, 11)
+    towards = torch.randn(11, generator=generator, dtype=torch.float64)
+    ours, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    logprobs, entropies = token_scores(ours, ids, temperatures)
+    expected = token_logprobs(theirs, ids, temperatures)
+    assert logprobs.dtype == expected.dtype
+    assert not entropies.requires_grad
+    near = 1e-12 if dtype == torch.float64 else 2e-5
+    assert float((logprobs - expected).detach().abs().max()) < near
+    assert float((entropies - token_entropy(theirs, temperatures)).detach().abs().max()) < near
+    (logprobs * towards).sum().backward()
+    (expected * towards).sum().backward()
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert ours.grad.dtype == dtype
+    assert float((ours.grad - theirs.grad).double().norm() / theirs.grad.double().norm()) < 1e-5
+
+
+def test_scores_refuse_shapes_that_differ() -> None:
+    with pytest.raises(ValueError, match="expected"):
+        token_scores(torch.zeros(4, 5), torch.zeros(3, dtype=torch.long), torch.ones(4))
+    with pytest.raises(ValueError, match="expected"):
+        token_scores(torch.zeros(4, 5), torch.zeros(4, dtype=torch.long), torch.ones(1))

@@ -30,7 +30,7 @@ import pytest
 import torch
 
 from coterie.batch import sample_of
-from coterie.config import LossTable, PolicyTable
+from coterie.config import PolicyTable
 from coterie.credit import CreditReport, CreditRule, assign
 from coterie.engines import Completion, Request, Sampling
 from coterie.engines.scripted import Answer, ScriptedEngine
@@ -42,6 +42,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.policy import Policy
 from coterie.models.tiny import tiny_model, tiny_tokenizer
 from coterie.rollout import Limits, Rollout, plays_of
+from coterie.run_tables import LossTable
 from coterie.team import Plan
 from coterie.testing import play_once, seats_of
 from coterie.train import samples_by_policy

@@ -10,7 +10,7 @@ prompt (p0 p1), its completions (a0 a1) and (b0), and a later prompt (p0 p1 a0 a
     loss        -   -   a   a   -   c   b
     scored at       (p1 for a0 and b0, a0 for a1, q0 for c0)
 
-Shapes: B rows, T row tokens, N completion tokens of the batch in the order of its samples, Q columns that are scored.
+Shapes: B rows, T row tokens, N completion tokens of the batch in the order of its samples.
 """
 
 from __future__ import annotations
@@ -77,11 +77,6 @@ class MicroBatch:
         open_BTT = columns_T[None, :, None] < self.until_BT[:, None, :]
         # Padding sees only padding before it and itself, never nothing: a softmax over nothing is NaN and spreads.
         return (causal_TT & open_BTT)[:, None]
-
-    def columns(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (columns_Q, index_N): the columns any row is scored at, and for each token its place among them."""
-        columns_Q, index_N = torch.unique(self.scored_at_N, return_inverse=True)
-        return columns_Q, index_N
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from coterie.config import EnvTable, KLTable, PolicyTable, Recipe
+from coterie.config import KLTable, PolicyTable, Recipe
 from coterie.dry_play import empty_answers
 from coterie.errors import ConfigError, TrainError
 from coterie.lineup import Lineup, check_env_fits, check_room
 from coterie.rollout import no_check, no_event, plays_of
+from coterie.run_tables import EnvTable
 from coterie.types import Json
 
 BASE = "base"

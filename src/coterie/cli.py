@@ -19,6 +19,7 @@ from coterie.cli_data import data
 from coterie.cli_look import check, check_env_contract, envs, recipes
 from coterie.cli_play import evaluate_team, play
 from coterie.cli_sandbox import app as sandbox
+from coterie.cli_study import lookahead, study
 from coterie.cli_team import doctor, export
 from coterie.cli_train import demo, imitate, train
 from coterie.errors import ConfigError, CoterieError
@@ -79,6 +80,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "eval": evaluate_team,
     "play": play,
     "export": export,
+    "study": study,
+    "lookahead": lookahead,
     "check": check,
     "doctor": doctor,
     "recipes": recipes,

@@ -10,11 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.cli_options import AnyArgument, Settings, find
-from coterie.config import read_recipe
-from coterie.shipped import description_of, shipped_recipes
+from coterie.config import Recipe, read_recipe
+from coterie.shipped import description_of, paper_recipes, shipped_recipes
 
 
-def check(recipe: AnyArgument, settings: Settings = None) -> None:
+def check(
+    recipe: AnyArgument,
+    settings: Settings = None,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Load no model: count by the published dimensions of those that are known."),
+    ] = False,
+) -> None:
     """Load everything a recipe names, and print it with every default, its tokens per step and its memory."""
     from coterie.cluster.entry import check_placement
     from coterie.dry_play import check_prompts
@@ -26,6 +33,9 @@ def check(recipe: AnyArgument, settings: Settings = None) -> None:
     written = read_recipe(source.recipe, settings or ())
     resolved = check_env_fits(written)
     check_trackers(resolved.trackers)
+    if offline:
+        _check_offline(written, resolved, str(source.recipe))
+        return
     lineup = assemble(resolved)
     check_prompts(lineup, "train", resolved.eval.final_split)
     loads = role_loads(lineup)
@@ -41,10 +51,23 @@ def check(recipe: AnyArgument, settings: Settings = None) -> None:
     console.print(Text(f"{source.recipe} is a recipe that can be trained"), soft_wrap=True)
 
 
+def _check_offline(written: Recipe, resolved: Recipe, source: str) -> None:
+    from coterie.estimate import recipe_table
+    from coterie.published import NOT_VERIFIED, offline_tables
+
+    console = Console()
+    for table in (recipe_table(written, resolved), *offline_tables(resolved)):
+        console.print(table, crop=False)
+    console.print(Text("Not verified:"))
+    for line in NOT_VERIFIED:
+        console.print(Text(f"- {line}"), soft_wrap=True)
+    console.print(Text(f"{source} is a recipe; whether it can be trained is not known"), soft_wrap=True)
+
+
 def recipes() -> None:
     """List the shipped recipes."""
     table = Table("recipe", "what it trains", box=None, pad_edge=False)
-    for name, path in shipped_recipes().items():
+    for name, path in (shipped_recipes() | paper_recipes()).items():
         table.add_row(name, Text(description_of(path)))
     Console().print(table)
 

@@ -27,6 +27,7 @@ def train(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="With --resume: go on although the recipe differs.")
     ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Show where the time went; profile.json has it.")] = False,
 ) -> None:
     """Train a recipe into a new folder, or go on with a run."""
     source = find(recipe)
@@ -35,12 +36,12 @@ def train(
             raise ConfigError("--accept-changes goes with --resume")
         if source.run_dir is not None and out is None:
             raise ConfigError(f"{source.run_dir} is a run already: add --resume to go on, or --out to start anew")
-        _train(read_recipe(source.recipe, settings or ()), out or RUNS / source.name)
+        _train(read_recipe(source.recipe, settings or ()), out or RUNS / source.name, profile)
         return
     run_dir = out or source.run_dir or RUNS / source.name
     is_own = source.run_dir is not None and source.run_dir.resolve() == run_dir.resolve()
     compared = None if is_own and not settings else read_recipe(source.recipe, settings or ())
-    _resume(run_dir, compared, accept_changes)
+    _resume(run_dir, compared, accept_changes, profile)
 
 
 def demo(
@@ -76,17 +77,17 @@ def _free_demo() -> Path:
         number += 1
 
 
-def _train(recipe: Recipe, run_dir: Path) -> None:
+def _train(recipe: Recipe, run_dir: Path, profile: bool = False) -> None:
     """Train from the beginning; what cannot work is refused before anything is shown."""
     from coterie.lineup import check_env_fits
     from coterie.runs import refuse_begun, start
 
     refuse_begun(run_dir)
     check_env_fits(recipe)
-    _watch(recipe, run_dir, False, lambda listener: start(recipe, run_dir, listener))
+    _profiled(run_dir, profile, lambda: _watch(recipe, run_dir, False, lambda told: start(recipe, run_dir, told)))
 
 
-def _resume(run_dir: Path, compared: Recipe | None, accept_changes: bool) -> None:
+def _resume(run_dir: Path, compared: Recipe | None, accept_changes: bool, profile: bool = False) -> None:
     """Go on with a run."""
     from coterie.runs import RECIPE, is_finished, resume
 
@@ -102,7 +103,26 @@ def _resume(run_dir: Path, compared: Recipe | None, accept_changes: bool) -> Non
         ):
             Console().print(Text(line), soft_wrap=True)
         return
-    _watch(recipe, run_dir, True, lambda listener: resume(run_dir, compared, listener, accept_changes))
+    _profiled(
+        run_dir,
+        profile,
+        lambda: _watch(recipe, run_dir, True, lambda told: resume(run_dir, compared, told, accept_changes)),
+    )
+
+
+def _profiled(run_dir: Path, profile: bool, go: Callable[[], None]) -> None:
+    """Run a training; with ``profile`` show where its time went and write it into the run's folder."""
+    if not profile:
+        go()
+        return
+    from coterie.display import spent_table
+    from coterie.durable import atomic_write_json
+    from coterie.spent import profiling
+
+    with profiling() as spent:
+        go()
+    atomic_write_json(run_dir / "profile.json", {"seconds": dict(spent.seconds)})
+    Console().print(spent_table(spent.seconds))
 
 
 def _watch(recipe: Recipe, run_dir: Path, resumed: bool, go: Callable[[Listener], Mapping[str, Json]]) -> None:

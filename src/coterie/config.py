@@ -13,137 +13,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from coterie.errors import ConfigError
 from coterie.hardware import HardwareTable as HardwareTable
 from coterie.hardware import PolicyHardware
 from coterie.policy_tables import KLTable as KLTable
 from coterie.policy_tables import LoraTable as LoraTable
-from coterie.policy_tables import NonNegative, Positive
 from coterie.policy_tables import OptimizerTable as OptimizerTable
 from coterie.policy_tables import PolicyTable as PolicyTable
 from coterie.policy_tables import Table as Table
+from coterie.run_tables import (
+    CreditTable,
+    EnvTable,
+    EvalTable,
+    ImitateTable,
+    LossTable,
+    RoleSampling,
+    SamplingTable,
+    SandboxTable,
+    TrainTable,
+)
 
 GroupKey = Literal["task", "role", "round", "prompt"]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 StopString = Annotated[str, Field(min_length=1)]
-
-
-class EnvTable(BaseModel):
-    """``[env]``: the env's name; all other keys are its own options, checked by its ``Options`` class."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The env's own options as written."""
-        return dict(self.__pydantic_extra__ or {})
-
-
-class RoleSampling(Table):
-    """``[sampling.roles.NAME]``: what differs for one role; ``None`` means as in ``[sampling]``."""
-
-    temperature: NonNegative | None = None
-    max_tokens: Positive | None = None
-    stop: tuple[StopString, ...] | None = None
-
-
-class SamplingTable(Table):
-    """``[sampling]``: how candidates are drawn and which of them is played (design: section 5)."""
-
-    mode: Literal["tree", "chain"] = "tree"
-    num_candidates: Positive = 8
-    select: Literal["best", "sample", "random"] = "best"
-    select_temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    max_tokens: Positive = 64
-    stop: tuple[StopString, ...] = ()
-    roles: dict[str, RoleSampling] = Field(default_factory=dict)
-
-
-class CreditTable(Table):
-    """``[credit]``: from rewards to advantages."""
-
-    alpha: NonNegative = 1.0
-    scale: Literal["std", "none"] = "std"
-    returns: Literal["turn", "discounted", "final"] = Field(default="turn", alias="return")
-    gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    group_by: tuple[GroupKey, ...] = ("task", "role", "round")
-    """Chain mode: what turns must have in common to share a baseline. A tree always compares the K of one act."""
-
-
-class LossTable(Table):
-    """``[loss]``: the clipped policy loss and what may be added to it."""
-
-    clip_low: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
-    clip_high: Annotated[float, Field(gt=0.0)] = 0.2
-    aggregation: Literal["token", "sequence", "constant"] = "token"
-    constant: Positive | None = None
-    """The fixed length that ``aggregation = "constant"`` divides by."""
-    entropy_coef: NonNegative = 0.0
-    importance_cap: Annotated[float, Field(gt=0.0)] | None = None
-    """C of the truncated importance weight min(exp(old - sampler), C); ``None``: off."""
-
-
-class TrainTable(Table):
-    """``[train]``: the loop."""
-
-    steps: Positive
-    tasks_per_step: Positive = 16
-    steps_per_batch: Positive = 1
-    refill: Annotated[int, Field(ge=0)] = 0
-    """How many fresh tasks may replace tasks of a step whose peer sets are all flat."""
-    micro_batch_tokens: Positive = 16384
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """``bfloat16`` runs the learner's passes under autocast; weights and optimiser state keep their dtype."""
-    retries: Annotated[int, Field(ge=0)] = 2
-    max_failed_fraction: Fraction = 0.2
-    max_skipped_updates: Positive = 5
-    """The run stops after this many updates in a row with a non-finite gradient."""
-    episode_deadline_s: Annotated[float, Field(gt=0.0)] = 600.0
-    save_every: Positive = 10
-    keep: Positive = 2
-    threads: Positive | None = None
-    """CPU threads of torch; ``None`` means one per core. Fixed over a run: results depend on it."""
-
-
-class EvalTable(Table):
-    """``[eval]``: plain play (K = 1, nothing chosen by reward)."""
-
-    split: str = "validation"
-    tasks: Positive = 100
-    plays: Positive = 1
-    temperature: NonNegative = 1.0
-    every: Annotated[int, Field(ge=0)] = 0
-    """Validate every n steps while training; 0 means only before and after."""
-    final_split: str = "test"
-    final_tasks: Positive = 1000
-
-
-class SandboxTable(Table):
-    """``[sandbox]``: how model-written programs are run, for envs that run any."""
-
-    slots: Positive | None = None
-    """Programs that run at the same time; ``None`` means one per core."""
-    mode: Literal["auto", "unsafe"] = "auto"
-    """``unsafe`` runs programs without walls; the environment variable COTERIE_UNSAFE_SANDBOX=1 must agree."""
-
-
-class ImitateTable(Table):
-    """``[imitate]``: the supervised warm start on demonstrations of the env's scripted experts."""
-
-    steps: Positive
-    episodes: Positive = 2000
-    demos_per_act: Positive = 4
-    """Answers the expert gives to one prompt; the prompt is computed once for all of them."""
-    batch_acts: Positive = 64
-    noise: tuple[Fraction, Fraction] = (0.0, 0.5)
-    """How noisy the experts play in the first and in the last demonstrations; rises with the square of the way."""
-    lr: Annotated[float, Field(gt=0.0)] = 1e-3
-    warmup_steps: Annotated[int, Field(ge=0)] = 20
 
 
 class Recipe(Table):
@@ -241,6 +135,11 @@ class Recipe(Table):
     def trained_policies(self) -> tuple[str, ...]:
         """Names of the policies that learn, in the order of the recipe."""
         return tuple(name for name, table in self.policies.items() if table.train != "frozen")
+
+    def is_over(self, steps: int, tokens: int) -> bool:
+        """Return whether a run that has made so many steps and generated so many tokens in training is at its end."""
+        budget = self.train.max_generated_tokens
+        return steps >= self.train.steps or (budget is not None and tokens >= budget)
 
     def num_updates(self, policy: str) -> int:
         """Return in how many steps a policy is trained."""

@@ -69,6 +69,8 @@ class CreditReport:
     """Sets smaller than ``set_size``, the empty ones included; 0 where no size was given."""
     peer_sets_empty: int
     """Sets in which no turn had a verdict; they are skipped."""
+    peer_sets_mixed_prompts: int
+    """Sets whose trainable turns answer more than one prompt: the baseline is then over unequal questions."""
     rewards_invalid: int
     """Trainable turns that could not be valued: no verdict, a non-finite reward, or no completion ids."""
     invalid: tuple[str, ...]
@@ -118,6 +120,7 @@ def assign(episodes: Sequence[Episode], rule: CreditRule, set_size: int | None =
         peer_sets_zero_variance=flat,
         peer_sets_short=len(short),
         peer_sets_empty=sum(size == 0 for size in sizes.values()),
+        peer_sets_mixed_prompts=sum(len({valued[row][0].prompt_ids for row in rows}) > 1 for rows in sets.values()),
         rewards_invalid=len(invalid),
         invalid=tuple(invalid[:NUM_NAMED]),
         short=tuple(short[:NUM_NAMED]),
@@ -195,6 +198,15 @@ def _final(turn: Turn, episode: Episode, rule: CreditRule) -> float | None:
         return None
     local = outcome.local.get(turn.role, 0.0) if rule.by_role else _mean_local(episode, outcome)
     return _combined(rule.alpha, outcome.team, local)
+
+
+def episode_value(episode: Episode, alpha: float) -> float:
+    """Return alpha * team + the mean local part of an episode's outcome; ``TrainError`` where it has no finite one."""
+    outcome = episode.outcome
+    value = None if outcome is None else _combined(alpha, outcome.team, _mean_local(episode, outcome))
+    if value is None:
+        raise TrainError(f"episode {episode.key.text()} has no value: expected an outcome with a finite team reward")
+    return value
 
 
 def _mean_local(episode: Episode, outcome: Outcome) -> float:

@@ -152,7 +152,7 @@ class RunDisplay:
         if self._bar is not None:
             self._bar.note = note
             for task in self._bar.task_ids:
-                self._bar.update(task, completed=done)
+                self._bar.update(task, completed=done, total=total)
             return
         now = self._clock()
         if done < total and now - self._last_line < _LINE_EVERY_S:
@@ -206,6 +206,17 @@ def minutes(seconds: float) -> str:
 def titled(title: str, table: Table) -> RenderableType:
     """Return a table under a title that may be wider than the table."""
     return Group(Text(title, style="bold"), table)
+
+
+def spent_table(seconds: Mapping[str, float]) -> RenderableType:
+    """Return how long each part of a run took, and its share of all of them."""
+    total = sum(seconds.values())
+    table = Table("part")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    for name, spent in sorted(seconds.items(), key=lambda item: -item[1]):
+        table.add_row(name, f"{spent:.2f}", f"{spent / total:.1%}" if total > 0 else "")
+    return titled("Where the time went", table)
 
 
 def before_after(summary: Mapping[str, Json]) -> RenderableType:

@@ -70,6 +70,9 @@ class EnvOptions(BaseModel):
     # The docstring under an option is what the command line shows of it.
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
+    REWARDS: ClassVar[tuple[str, ...]] = ()
+    """Options that change rewards and nothing else: demonstrations do not depend on them."""
+
     roles: tuple[str, ...] | None = None
     """The roles that play; ``None`` means all of the env's."""
 

@@ -66,6 +66,16 @@ class PolicyMemory:
         return self.weights + self.gradients + self.optimizer + self.references + self.activations
 
 
+MEMORY_PARTS: dict[str, Callable[[PolicyMemory], int]] = {
+    "weights": lambda memory: memory.weights,
+    "gradients": lambda memory: memory.gradients,
+    "optimiser": lambda memory: memory.optimizer,
+    "references": lambda memory: memory.references,
+    "activations": lambda memory: memory.activations,
+}
+"""What the memory of a policy is made of, by the words of the tables."""
+
+
 def role_loads(lineup: Lineup) -> list[RoleLoad]:
     """Return the load of each role, from playing some training tasks with empty answers: no model runs.
 
@@ -197,14 +207,7 @@ def memory_table(memories: list[PolicyMemory]) -> RenderableType:
         width = max(len(f"{memory.parameters:,}"), len("1023.9 MiB"))
         table.add_column(memory.policy, justify="right", min_width=width)
     table.add_row("parameters", *(f"{memory.parameters:,}" for memory in memories))
-    parts: dict[str, Callable[[PolicyMemory], int]] = {
-        "weights": lambda memory: memory.weights,
-        "gradients": lambda memory: memory.gradients,
-        "optimiser": lambda memory: memory.optimizer,
-        "references": lambda memory: memory.references,
-        "activations": lambda memory: memory.activations,
-        "total": lambda memory: memory.total,
-    }
+    parts: dict[str, Callable[[PolicyMemory], int]] = {**MEMORY_PARTS, "total": lambda memory: memory.total}
     for name, part in parts.items():
         table.add_row(name, *(readable_bytes(part(memory)) for memory in memories))
     return titled("Memory, about (without the cache of generation)", table)

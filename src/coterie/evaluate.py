@@ -166,7 +166,11 @@ def paired_difference(episodes: Iterable[Episode], others: Iterable[Episode]) ->
 
     The interval is a bootstrap over tasks of the difference per task: what makes a task hard for both cancels.
     """
-    shares, other_shares = _solved_share(episodes), _solved_share(others)
+    return difference_of(_solved_share(episodes), _solved_share(others))
+
+
+def difference_of(shares: Mapping[str, float], other_shares: Mapping[str, float]) -> Difference:
+    """Return the paired difference of two teams from the share of solved plays of each by task id."""
     differences = [share - other_shares[task] for task, share in shares.items() if task in other_shares]
     return Difference(
         tasks=len(differences),
@@ -176,13 +180,19 @@ def paired_difference(episodes: Iterable[Episode], others: Iterable[Episode]) ->
     )
 
 
-def _solved_share(episodes: Iterable[Episode]) -> dict[str, float]:
-    """Return the share of solved plays by task id; failed plays are left out."""
-    solved: dict[str, list[float]] = defaultdict(list)
+def solved_counts(episodes: Iterable[Episode]) -> dict[str, tuple[int, int]]:
+    """Return (solved, played) by task id; failed plays are left out, and so are tasks that have no other."""
+    counts: dict[str, tuple[int, int]] = {}
     for episode in episodes:
         if episode.outcome is not None:
-            solved[episode.key.task_id].append(float(episode.outcome.success))
-    return {task: _mean(plays) for task, plays in solved.items()}
+            solved, played = counts.get(episode.key.task_id, (0, 0))
+            counts[episode.key.task_id] = (solved + episode.outcome.success, played + 1)
+    return counts
+
+
+def _solved_share(episodes: Iterable[Episode]) -> dict[str, float]:
+    """Return the share of solved plays by task id; failed plays are left out."""
+    return {task: solved / played for task, (solved, played) in solved_counts(episodes).items()}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from coterie.batch import pack, sample_of
-from coterie.config import ImitateTable, OptimizerTable, PolicyTable, TrainTable
+from coterie.config import OptimizerTable, PolicyTable
 from coterie.engines import Completion, Request
 from coterie.env import Expert
 from coterie.errors import ConfigError, TrainError
@@ -22,6 +22,7 @@ from coterie.lineup import Lineup
 from coterie.loss import token_logprobs
 from coterie.models.policy import Policy, as_sampled
 from coterie.rollout import Event, Play, plays_of
+from coterie.run_tables import ImitateTable, TrainTable
 from coterie.stepper import Stepper, learning_rate
 from coterie.team import Plan
 from coterie.types import Episode, Sample, StopReason

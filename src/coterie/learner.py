@@ -1,6 +1,6 @@
 """The trainable state of one policy: log-probs of its samples, one optimiser step, its version and its saved state.
 
-Shapes: N completion tokens of a micro-batch, B rows, T row tokens, Q scored columns, V vocabulary.
+Shapes: N completion tokens of a micro-batch, B rows, T row tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,19 +13,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from coterie.batch import MicroBatch, pack
-from coterie.config import LossTable, PolicyTable, Recipe
+from coterie.config import PolicyTable
 from coterie.errors import TrainError
-from coterie.loss import LossInput, LossSettings, aggregation_weights, policy_loss, token_entropy, token_logprobs
+from coterie.loss import (
+    LossInput,
+    LossOutput,
+    LossSettings,
+    aggregation_weights,
+    policy_loss,
+    token_entropy,
+    token_logprobs,
+    token_scores,
+)
 from coterie.models.adapters import Adapter
 from coterie.models.attention import layer_masks
 from coterie.models.policy import Policy, alone, as_sampled
+from coterie.run_tables import LossTable
+from coterie.spent import part
 from coterie.stepper import Stepper, learning_rate
 from coterie.tensors import check_owner, restore_tensors, save_tensors
 from coterie.types import Sample
@@ -76,41 +86,24 @@ def mismatch_limit(table: PolicyTable, autocast: bool) -> float:
 
 
 def scored_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """Return the logits that predict each completion token, (N, V); no others are computed but of the same columns."""
-    columns_Q, index_N = batch.columns()
-    logits_BQV: Tensor = model(
-        input_ids=batch.ids_BT,
-        attention_mask=layer_masks(model, batch.mask(), batch.positions_BT, batch.positions_BT),
-        position_ids=batch.positions_BT,
-        logits_to_keep=columns_Q,
-        use_cache=False,
-    ).logits
-    return logits_BQV[batch.rows_N, index_N]
+    """Return the logits that predict each completion token, (N, V); the output layer computes no others."""
+    head = model.get_output_embeddings()
 
+    def scored(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:  # noqa: ARG001
+        return (inputs[0][batch.rows_N, batch.scored_at_N],)
 
-class Learns(Protocol):
-    """What trains one policy, wherever it is; ``Learner`` is the one in this process."""
-
-    @property
-    def skipped_in_a_row(self) -> int:
-        """How many of the last updates were not finite and changed no weight."""
-        ...
-
-    def begin(self, samples: Sequence[Sample]) -> Callable[[], Update]:
-        """Begin ``Learner.step``; return what waits for its end. Learners of other policies may begin meanwhile."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write all its state into an existing folder."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Take over everything ``save`` wrote, bit for bit."""
-        ...
-
-    def kept(self, folder: Path) -> None:
-        """Hear where the state that was saved last stays until the next one is kept."""
-        ...
+    hook = None if head is None else head.register_forward_pre_hook(scored)
+    try:
+        logits: Tensor = model(
+            input_ids=batch.ids_BT,
+            attention_mask=layer_masks(model, batch.mask(), batch.positions_BT, batch.positions_BT),
+            position_ids=batch.positions_BT,
+            use_cache=False,
+        ).logits
+    finally:
+        if hook is not None:
+            hook.remove()
+    return logits if head is not None else logits[batch.rows_N, batch.scored_at_N]
 
 
 class Learner:
@@ -172,13 +165,14 @@ class Learner:
             return dict(self.reference_adapter.weights())
         return {} if self.reference is None else dict(self.reference.named_parameters())
 
-    def begin(self, samples: Sequence[Sample]) -> Callable[[], Update]:
+    def begin(self, samples: Sequence[Sample], spent: float = 0.0) -> Callable[[], Update]:
         """Return the step itself: in one process nothing runs beside it."""
-        return partial(self.step, samples)
+        return partial(self.step, samples, spent)
 
-    def step(self, samples: Sequence[Sample]) -> Update:
+    def step(self, samples: Sequence[Sample], spent: float = 0.0) -> Update:
         """Train on one batch of this policy's own samples at its current version; return what happened.
 
+        ``spent`` is the share of the run's token budget that is used, for the schedule of the learning rate.
         ``TrainError`` for samples of another policy or version, and for a ``mismatch`` above the limit.
         """
         for sample in samples:
@@ -187,20 +181,22 @@ class Learner:
                     f"policy {self.policy.name!r} at version {self.policy.version} was given a sample of "
                     f"{sample.policy!r} at version {sample.version} (peers {sample.peers}); training is on-policy"
                 )
-        lr = learning_rate(self.table.optimizer, self.optimizer_steps, self.total_steps)
-        batches = self._batches(samples)
+        lr = learning_rate(self.table.optimizer, self.optimizer_steps, self.total_steps, spent)
+        with part("update: pack"):
+            batches = self._batches(samples)
         if not batches:
             return self._nothing(lr)
         old: list[Tensor] | None = None
         first: Counter[str] = Counter()
         update: Update | None = None
         for _ in range(self.steps_per_batch):
-            lr = learning_rate(self.table.optimizer, self.optimizer_steps, self.total_steps)
+            lr = learning_rate(self.table.optimizer, self.optimizer_steps, self.total_steps, spent)
             loss, sums, passed = self._gradients(batches, old)
             if old is None:
                 old, first = passed, sums
                 self._check_mismatch(first)
-            update = self._apply(loss, sums, first, lr)
+            with part("update: optimiser"):
+                update = self._apply(loss, sums, first, lr)
         assert update is not None
         return update
 
@@ -229,30 +225,37 @@ class Learner:
         self.stepper.forget()
         total, sums, passed = 0.0, Counter[str](), []
         for index, batch in enumerate(batches):
-            reference_N = self._reference_logprobs(batch)
+            with part("update: forward"):
+                reference_N = self._reference_logprobs(batch)
             with self.policy.alone(), as_sampled(self.policy.model, self.policy.checkpointing):
-                with self._precision():
-                    logits_NV = scored_logits(self.policy.model, batch)
-                logprobs_N = token_logprobs(logits_NV, batch.targets_N, batch.temperatures_N)
-                with torch.set_grad_enabled(self.settings.entropy_coef > 0.0):
-                    entropy_N = token_entropy(logits_NV, batch.temperatures_N)
-                output = policy_loss(
-                    LossInput(
-                        logprobs_N=logprobs_N,
-                        old_logprobs_N=logprobs_N.detach() if old is None else old[index],
-                        sampler_logprobs_N=batch.sampler_logprobs_N,
-                        advantages_N=batch.advantages_N,
-                        weights_N=batch.weights_N,
-                        ref_logprobs_N=reference_N,
-                        entropy_N=entropy_N,
-                    ),
-                    self.settings,
-                )
-                output.loss.backward()  # type: ignore[no-untyped-call]
+                with part("update: forward"):
+                    output, logprobs_N = self._loss(batch, None if old is None else old[index], reference_N)
+                with part("update: backward"):
+                    output.loss.backward()  # type: ignore[no-untyped-call]
             total += output.loss.item()
             sums.update(output.sums)
             passed.append(logprobs_N.detach())
         return total, sums, passed
+
+    def _loss(self, batch: MicroBatch, old_N: Tensor | None, reference_N: Tensor | None) -> tuple[LossOutput, Tensor]:
+        """Return the loss of a micro-batch and its log-probs, (N,); without ``old_N`` it is the first pass."""
+        with self._precision():
+            logits_NV = scored_logits(self.policy.model, batch)
+        if self.settings.entropy_coef > 0.0:
+            logprobs_N = token_logprobs(logits_NV, batch.targets_N, batch.temperatures_N)
+            entropy_N = token_entropy(logits_NV, batch.temperatures_N)
+        else:
+            logprobs_N, entropy_N = token_scores(logits_NV, batch.targets_N, batch.temperatures_N)
+        inputs = LossInput(
+            logprobs_N=logprobs_N,
+            old_logprobs_N=logprobs_N.detach() if old_N is None else old_N,
+            sampler_logprobs_N=batch.sampler_logprobs_N,
+            advantages_N=batch.advantages_N,
+            weights_N=batch.weights_N,
+            ref_logprobs_N=reference_N,
+            entropy_N=entropy_N,
+        )
+        return policy_loss(inputs, self.settings), logprobs_N
 
     def _precision(self) -> torch.autocast:
         """Return a context for passes: autocast where the recipe asks for it."""
@@ -265,7 +268,7 @@ class Learner:
             return None
         with alone(self.reference_adapter), as_sampled(self.reference), self._precision():
             logits_NV = scored_logits(self.reference, batch)
-        return token_logprobs(logits_NV, batch.targets_N, batch.temperatures_N)
+        return token_scores(logits_NV, batch.targets_N, batch.temperatures_N)[0]
 
     def _check_mismatch(self, sums: Counter[str]) -> None:
         """Stop the run where sampler and learner disagree: then it would not train what it sampled."""
@@ -354,20 +357,3 @@ class Learner:
 
     def kept(self, folder: Path) -> None:
         """Nothing to note: a learner in this process ends only with the run."""
-
-
-def learner_of(
-    recipe: Recipe, policy: Policy, base: PreTrainedModel | None, kind: type[Learner] | None = None
-) -> Learner:
-    """Return the learner of a policy as the recipe says; ``base`` is the model as loaded, for a KL to it."""
-    train = recipe.train
-    return (kind or Learner)(
-        policy,
-        recipe.policies[policy.name],
-        recipe.loss,
-        total_steps=recipe.num_updates(policy.name) * train.steps_per_batch,
-        steps_per_batch=train.steps_per_batch,
-        micro_batch_tokens=train.micro_batch_tokens,
-        autocast=train.precision == "bfloat16",
-        base=base,
-    )

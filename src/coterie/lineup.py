@@ -11,19 +11,21 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from coterie.config import EnvTable, Recipe
+from coterie.config import Recipe
+from coterie.credit import CreditRule
 from coterie.engines import Engine, Sampling
 from coterie.engines.torch import TorchEngine
 from coterie.env import Env, make_env
 from coterie.errors import ConfigError
 from coterie.keyed import keyed_random
-from coterie.learner import Learns, learner_of
+from coterie.learners import Learns, learner_of
 from coterie.models.adapters import Adapter, Resident
 from coterie.models.attention import use_attention
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel
 from coterie.models.policy import Policy
 from coterie.rollout import Crew, Event, ExpertDraw, Limits, Rollout
+from coterie.run_tables import EnvTable
 from coterie.sandbox import shared
 from coterie.team import Plan, Seating
 from coterie.tensors import restore_tensors, save_tensors
@@ -104,6 +106,18 @@ class Lineup:
             alpha=credit.alpha,
             group_by=credit.group_by if sampling.mode == "chain" else (),
             scorer_retries=self.recipe.train.retries,
+        )
+
+    def credit_rule(self) -> CreditRule:
+        """Return how the recipe makes values and advantages."""
+        table, chain = self.recipe.credit, self.recipe.sampling.mode == "chain"
+        return CreditRule(
+            alpha=table.alpha,
+            scale=table.scale,
+            returns=table.returns,
+            gamma=table.gamma,
+            by_episode=chain,
+            by_role="role" in table.group_by,
         )
 
     def rollout(

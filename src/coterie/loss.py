@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ MAX_LOG_RATIO = 20.0
 """Ratios beyond e^20 mean nothing and exp would overflow; inf in the branch not taken gives a NaN gradient."""
 SMALL_KL = 0.05
 """Below this |difference|, k3 is summed as a series: in float32, exp(d) - 1 - d would cancel to 0 or below."""
+_STRETCH = 2**18
+"""Logits that are held in float32 at a time."""
+_LOWEST = -1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +215,63 @@ def token_entropy(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     logprobs = _log_softmax(logits, temperature)
     probs = logprobs.exp()
     return -(probs * logprobs.masked_fill(probs == 0, 0.0)).sum(-1)  # 0 * -inf would be NaN
+
+
+def token_scores(logits_NV: Tensor, ids_N: Tensor, temperatures_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (log-probs, entropies), both (N,), as ``token_logprobs`` and ``token_entropy`` do, in one go.
+
+    Only the log-probs carry a gradient. Beside the logits nothing of their size is kept: a few rows at a time go
+    through all steps while a processor's caches hold them, in the backward pass again.
+    """
+    if ids_N.shape != logits_NV.shape[:-1] or temperatures_N.shape != ids_N.shape:
+        raise ValueError(
+            f"ids {tuple(ids_N.shape)}, temperatures {tuple(temperatures_N.shape)}, logits {tuple(logits_NV.shape)}: "
+            "expected (N,), (N,) and (N, V)"
+        )
+    scores: tuple[Tensor, Tensor] = _TokenScores.apply(logits_NV, ids_N, temperatures_N)  # type: ignore[no-untyped-call]
+    return scores
+
+
+class _TokenScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, ids_N: Tensor, temperatures_N: Tensor) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(logits_NV.dtype, torch.float32)
+        logprobs_N = logits_NV.new_empty(ids_N.shape, dtype=exact)
+        entropy_N, normaliser_N = torch.empty_like(logprobs_N), torch.empty_like(logprobs_N)
+        for rows in _stretches(logits_NV):
+            part = logits_NV[rows].to(exact) / temperatures_N[rows].to(exact)[:, None]
+            highest_n = part.amax(dim=-1)
+            part -= highest_n[:, None]
+            probs = part.exp()
+            total_n = probs.sum(dim=-1)
+            picked_n = part.gather(1, ids_N[rows][:, None]).squeeze(1)
+            logprobs_N[rows] = picked_n - total_n.log()
+            # Impossible tokens count nothing: 0 * -inf would be NaN.
+            entropy_N[rows] = total_n.log() - part.clamp_(min=_LOWEST).mul_(probs).sum(dim=-1) / total_n
+            normaliser_N[rows] = highest_n + total_n.log()
+        ctx.save_for_backward(logits_NV, ids_N, temperatures_N, normaliser_N)
+        ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        logits_NV, ids_N, temperatures_N, normaliser_N = ctx.saved_tensors
+        exact = normaliser_N.dtype
+        out_NV = torch.empty_like(logits_NV)
+        for rows in _stretches(logits_NV):
+            temperature_n1 = temperatures_N[rows].to(exact)[:, None]
+            grad_n1 = gradients[0][rows][:, None] / temperature_n1
+            part = logits_NV[rows].to(exact) / temperature_n1
+            part.sub_(normaliser_N[rows][:, None]).exp_().mul_(-grad_n1)
+            out_NV[rows] = part.scatter_add_(1, ids_N[rows][:, None], grad_n1).to(out_NV.dtype)
+        return out_NV, None, None
+
+
+def _stretches(logits_NV: Tensor) -> list[slice]:
+    """Return the rows in stretches of about as many logits as caches hold; an accelerator takes more at a time."""
+    size = _STRETCH if logits_NV.device.type == "cpu" else 256 * _STRETCH
+    count = max(1, size // logits_NV.shape[1])
+    return [slice(start, start + count) for start in range(0, len(logits_NV), count)]
 
 
 def _log_softmax(logits: Tensor, temperature: float | Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from coterie.types import Json
 
 CURVES = "curves.png"
 _REWARD = "reward/"
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe-Ito: told apart by everyone
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe-Ito: told apart by everyone
 _SELECTED, _GREEDY, _FIRST_ROLE = 0, 1, 3
 """Colours by number; sampled plain play has those after greedy."""
 _MANY_POINTS = 40
@@ -102,7 +102,7 @@ def reward_curves(metrics: Sequence[Mapping[str, Json]]) -> list[Curve]:
 
 def _draw(axes: Axes, curves: Sequence[Curve], clock: Sequence[tuple[int, float]] | None) -> None:
     for curve in curves:
-        colour = _COLOURS[curve.colour % len(_COLOURS)]
+        colour = COLOURS[curve.colour % len(COLOURS)]
         xs = [float(step) if clock is None else minutes_at(clock, step) for step, _ in curve.points]
         ys = [value for _, value in curve.points]
         marker = "o" if len(ys) <= _MANY_POINTS else None

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from coterie.batch import MicroBatch, pack
-from coterie.config import SamplingTable
 from coterie.engines import Completion, Engine, Request
 from coterie.env import Prompt
 from coterie.lineup import Lineup
 from coterie.rollout import no_check, no_event, plays_of
+from coterie.run_tables import SamplingTable
 from coterie.team import Renderer
 from coterie.train import samples_by_policy
 from coterie.types import Credit, Sample, Turn

@@ -6,6 +6,7 @@
     timings.jsonl    one row per training step: everything that does depend on the clock
     eval.jsonl       one row per evaluation
     episodes/        step-N.jsonl: every episode of step N with every turn
+    solved/          NAME.jsonl: how often each task of an evaluation before or after training was solved
     events.jsonl     retries, restarts, quarantines, failures, in the order they happened; never cut
 
 JSON has no NaN or infinity: they are written as null, and the row's ``nonfinite`` says which they were.
@@ -30,6 +31,7 @@ from coterie.trackers import Tracker
 from coterie.types import Credit, Episode, Failure, Json, Reward, Turn
 
 METRICS, TIMINGS, EVAL, EVENTS = "metrics.jsonl", "timings.jsonl", "eval.jsonl", "events.jsonl"
+SOLVED = "solved"
 _MAX_TRACKER_FAILURES = 3
 _log = logging.getLogger(__name__)
 
@@ -126,6 +128,15 @@ class Recorder:
             atomic_write_text(path, text)
         except OSError as error:
             self.event("episodes_not_written", step=step, message=str(error))
+
+    def solved(self, name: str, counts: Mapping[str, tuple[int, int]]) -> None:
+        """Write ``solved/NAME.jsonl``, one task of an evaluation per line; a repeated evaluation replaces it."""
+        rows: list[dict[str, Json]] = [
+            {"task": task, "solved": solved, "plays": plays} for task, (solved, plays) in counts.items()
+        ]
+        path = self.run_dir / SOLVED / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        atomic_write_text(path, "".join(json_text(row) + "\n" for row in rows))
 
     def elapsed_s(self) -> float:
         """Return ``time_s`` of the last timings row (0.0 without one): where a resumed run's clock goes on."""

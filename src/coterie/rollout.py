@@ -34,6 +34,8 @@ class Play:
     key: EpisodeKey
     task: Task
     replayed: tuple[Turn, ...] = ()
+    env_key: EpisodeKey | None = None
+    """Whose the env's own randomness is, where tokens are to be drawn anew in the same game; ``None``: its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +309,7 @@ class Rollout:
             record=lambda failure: self.event("score_failed", {"where": failure.where, "error": failure.message}),
             scoring=guest.scoring,
             replayed=play.replayed,
+            env_key=play.env_key,
         )
         batcher.guests.append(guest)
         try:

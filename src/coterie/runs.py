@@ -21,7 +21,8 @@ from coterie.durable import LOCK_NAME, RunLock, atomic_write_json, check_writabl
 from coterie.errors import CheckpointError, ConfigError
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.plots import draw_curves
-from coterie.record import EVAL, EVENTS, Recorder, read_rows
+from coterie.provenance import code_version
+from coterie.record import EVAL, EVENTS, SOLVED, Recorder, read_rows
 from coterie.sandbox.shared import started_tier
 from coterie.shipped import RECIPE_JSON
 from coterie.trackers import RUN_ID, check_trackers, open_trackers
@@ -37,6 +38,7 @@ _COMPATIBLE = (
     "description",
     "trackers",
     "train.steps",
+    "train.max_generated_tokens",
     "train.save_every",
     "train.keep",
     "train.retries",
@@ -46,7 +48,7 @@ _COMPATIBLE = (
     "sandbox.slots",
 )
 
-_BEFORE_SAVING = {RECIPE, LOCK_NAME, EVENTS, EVAL, RUN_ID, "checkpoints", "tensorboard", "wandb"}
+_BEFORE_SAVING = {RECIPE, LOCK_NAME, EVENTS, EVAL, SOLVED, RUN_ID, "checkpoints", "tensorboard", "wandb"}
 """What a run folder holds, at most, before the first checkpoint is saved."""
 
 
@@ -99,7 +101,7 @@ def start(recipe: Recipe, run_dir: Path, listener: Listener) -> Mapping[str, Jso
             "play them as they are with coterie eval"
         )
     lineup = assemble(recipe)
-    check_prompts(lineup, "train", recipe.eval.final_split, *([recipe.eval.split] if recipe.eval.every else []))
+    check_prompts(lineup, "train", recipe.eval.final_split, *([recipe.eval.split] if recipe.eval.validates else []))
     check_writable(run_dir)
     with RunLock(run_dir):
         atomic_write_json(run_dir / RECIPE, dump_recipe(recipe))
@@ -146,7 +148,7 @@ def resume(run_dir: Path, recipe: Recipe | None, listener: Listener, accept_chan
 
 
 def is_finished(run_dir: Path, recipe: Recipe | None) -> bool:
-    """Return whether a run has made all of its steps and written its summary.
+    """Return whether a run has made all of its steps, or used up its tokens, and written its summary.
 
     False where ``recipe`` is given and differs from the run's own: there is something to go on with, or to refuse.
     """
@@ -154,7 +156,10 @@ def is_finished(run_dir: Path, recipe: Recipe | None) -> bool:
     if recipe is not None and dump_recipe(check_env_fits(recipe)) != dump_recipe(own):
         return False
     path = run_dir / SUMMARY
-    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("steps") == own.train.steps
+    if not path.is_file():
+        return False
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    return own.is_over(int(summary["steps"]), int(summary["tokens_generated"]))
 
 
 def open_run(
@@ -184,8 +189,10 @@ def open_run(
 def changed_schedules(old: Recipe, new: Recipe) -> tuple[str, ...]:
     """Return a remark for each policy whose learning rate, from the next step on, depends on how many steps there are.
 
-    Linear and cosine schedules end with the policy's last update: when that moves, every rate on the way there does.
+    Linear and cosine schedules end with the policy's last update, or with the last token that may be generated: when
+    that moves, every rate on the way there does.
     """
+    budgets = old.train.max_generated_tokens, new.train.max_generated_tokens
     remarks = []
     for name in new.trained_policies:
         schedule = new.policies[name].optimizer.schedule
@@ -196,6 +203,12 @@ def changed_schedules(old: Recipe, new: Recipe) -> tuple[str, ...]:
             remarks.append(
                 f"policies.{name}: the {schedule} schedule ends after {before} -> {after} updates; the learning rate "
                 "of every later step is another than it would have been"
+            )
+        elif budgets[0] != budgets[1]:
+            remarks.append(
+                f"policies.{name}: the {schedule} schedule ends with train.max_generated_tokens, "
+                f"{budgets[0] or 'none'} -> {budgets[1] or 'none'}; the learning rate of every later step is another "
+                "than it would have been"
             )
     return tuple(remarks)
 
@@ -226,6 +239,7 @@ def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool, 
 def _train(assembled: Lineup, run_dir: Path, listener: Listener) -> Mapping[str, Json]:
     """Train in a locked folder, from its newest checkpoint if it has one."""
     began = time.monotonic()
+    code_version()  # noted now: a long run's checkout may be at another commit by its end
     with (
         Recorder(run_dir) as recorder,
         placed(assembled, lambda kind, fields: recorder.event(kind, **fields), run_dir) as lineup,
@@ -283,6 +297,7 @@ def summarise(run: Run, total_s: float) -> dict[str, Json]:
     return {
         "description": run.recipe.description,
         "seed": run.recipe.seed,
+        "code": code_version(),
         "steps": run.next_step,
         "minutes": round(run.spent_s / 60.0, 2),
         "minutes_with_warm_start_and_evaluation": round(total_s / 60.0, 2),

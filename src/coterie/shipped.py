@@ -23,15 +23,28 @@ class Source:
 
 def shipped_recipes() -> dict[str, Path]:
     """Return the recipes that come with the package, by name: those in the wheel, else those of the source tree."""
+    return {path.stem: path for path in sorted(_folder().glob("*.toml"))}
+
+
+def paper_recipes() -> dict[str, Path]:
+    """Return the recipes with the paper's settings, by name (``paper/...``); their models are large and not here."""
+    return {f"paper/{path.stem}": path for path in sorted((_folder() / "paper").glob("*.toml"))}
+
+
+def published_files() -> list[Path]:
+    """Return the files with the published dimensions of models."""
+    return sorted((_folder() / "paper" / "models").glob("*.json"))
+
+
+def _folder() -> Path:
     here = Path(__file__).resolve().parent
     packaged, source_tree = here / "recipes", here.parent.parent / "recipes"
-    folder = packaged if packaged.is_dir() else source_tree
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return packaged if packaged.is_dir() else source_tree
 
 
 def shipped_recipe(name: str) -> Path:
     """Return the file of a shipped recipe; ``ConfigError`` names the nearest ones, or all."""
-    known = shipped_recipes()
+    known = shipped_recipes() | paper_recipes()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"shipped are {sorted(known)}"

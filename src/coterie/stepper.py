@@ -18,16 +18,16 @@ _CHANGE_PROBES = 4096
 """How many entries of each tensor are compared to say which share of the weights a step changed."""
 
 
-def learning_rate(table: OptimizerTable, step: int, total: int) -> float:
+def learning_rate(table: OptimizerTable, step: int, total: int, spent: float = 0.0) -> float:
     """Return the learning rate of optimiser step ``step`` (from 0) of ``total``.
 
     Linear warm-up to ``lr`` over ``warmup_steps`` (step 0 already moves), then constant, or linear or cosine to 0 at
-    ``total``.
+    ``total``, or where the share ``spent`` of a budget of tokens is 1, whichever is nearer.
     """
     if step < table.warmup_steps:
         return table.lr * (step + 1) / table.warmup_steps
     done = (step - table.warmup_steps) / max(1, total - table.warmup_steps)
-    done = min(1.0, done)
+    done = min(1.0, max(done, spent))
     if table.schedule == "linear":
         return table.lr * (1.0 - done)
     if table.schedule == "cosine":

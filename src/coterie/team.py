@@ -90,12 +90,16 @@ class LiveTeam:
         record: Callable[[Failure], None],
         scoring: Callable[[int], None] = lambda change: None,  # noqa: ARG005
         replayed: Sequence[Turn] = (),
+        env_key: EpisodeKey | None = None,
     ) -> None:
         """Seat a team for one episode; ``replayed`` turns are taken as the played ones of their acts, not drawn.
 
+        ``env_key`` left out, the env's randomness is that of ``key``.
+
         ``scoring`` is told +1 before the candidates of an act are scored and -1 after, whatever happens.
         """
-        self.rng: random.Random = keyed_random(key.seed, "env", key.purpose, key.step, key.task_id, key.index)
+        game = key if env_key is None else env_key
+        self.rng: random.Random = keyed_random(game.seed, "env", game.purpose, game.step, game.task_id, game.index)
         self.turns: list[Turn] = []
         self._key = key
         self._seats = seats

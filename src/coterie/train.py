@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,17 @@ import torch
 from coterie.batch import sample_of
 from coterie.checkpoint import Checkpoint, CheckpointStore
 from coterie.config import Recipe
-from coterie.credit import CreditReport, CreditRule, assign
+from coterie.credit import CreditReport, assign
 from coterie.errors import TrainError
-from coterie.evaluate import Score, evaluate
+from coterie.evaluate import Score, evaluate, solved_counts
 from coterie.faults import fault_point
 from coterie.imitate import Progress, warm_start
-from coterie.learner import Learns, Update
+from coterie.learner import Update
+from coterie.learners import Learns
 from coterie.lineup import Lineup, TaskStream
 from coterie.record import Recorder, flat_numbers, mean
 from coterie.rollout import plays_of
+from coterie.spent import part
 from coterie.types import Credit, Episode, Json, Sample, Task
 
 
@@ -86,24 +89,33 @@ class Run:
         began = time.monotonic() - self.spent_s
         gc.freeze()  # what is loaded by now stays; collecting over it takes a fifth of a short rollout
         self.pay()
-        for step in range(self.next_step, self.recipe.train.steps):
+        while not self.over:
+            step = self.next_step
             self.listener.stop()
             start = time.monotonic()
-            played = self.play(step)
+            with part("rollout: environment"):
+                played = self.play(step)
             rolled = time.monotonic()
-            updates = self.update(played.credit)
+            with part("update: other"):
+                updates = self.update(played.credit)
             done = time.monotonic()
             self.next_step, self.position = step + 1, self.stream.position
             resting = [name for name in self.learners if name not in updates]
-            metrics = step_metrics(step, played, updates, resting)
-            self._note(step, played, metrics, (done - began, rolled - start, done - rolled))
-            every = self.recipe.eval.every
-            if every and self.next_step % every == 0 and self.next_step < self.recipe.train.steps:
+            with part("records"):
+                metrics = step_metrics(step, played, updates, resting)
+                tokens = self.tokens_generated
+                self._note(step, played, metrics, (done - began, rolled - start, done - rolled))
+            if self._validation_is_due(tokens) and not self.over:
                 self.owed.append("validation")
                 self.pay()
             self.spent_s = time.monotonic() - began
-            if self.next_step % self.recipe.train.save_every == 0 or self.next_step == self.recipe.train.steps:
+            if self.next_step % self.recipe.train.save_every == 0 or self.over:
                 self.save()
+
+    @property
+    def over(self) -> bool:
+        """Whether the steps, or the tokens that may be generated, are used up."""
+        return self.recipe.is_over(self.next_step, self.tokens_generated)
 
     def play(self, step: int) -> Played:
         """Play the tasks of a step; with ``refill``, replace tasks that taught nothing by fresh ones, once."""
@@ -127,7 +139,7 @@ class Run:
         """Give every policy that this step trains the samples of its roles: ``steps_per_batch`` optimiser steps."""
         samples = samples_by_policy(report.credits, self.learners)
         begun = {
-            name: learner.begin(samples[name])
+            name: learner.begin(samples[name], self.spent)
             for name, learner in self.learners.items()
             if self.recipe.policies[name].trains_at(self.next_step)
         }
@@ -148,7 +160,8 @@ class Run:
     def warm_start(self) -> None:
         """Imitate the experts if the recipe says so, then make the learners of the policies as they are now."""
         if self.recipe.imitate is not None:
-            self.imitation = warm_start(self.lineup, self._event, self.listener.stop, self.listener.imitate)
+            with part("warm start", whole=True):
+                self.imitation = warm_start(self.lineup, self._event, self.listener.stop, self.listener.imitate)
         self.make_learners()
 
     def make_learners(self) -> None:
@@ -163,36 +176,45 @@ class Run:
             if name == "validation":
                 self.validate()
             else:
-                temperature = 0.0 if name.endswith("_greedy") else table.temperature
-                self.evaluate(name, table.final_split, table.final_tasks, temperature)
+                greedy = name.endswith("_greedy")
+                plays = table.plays if greedy or table.final_plays is None else table.final_plays
+                temperature = 0.0 if greedy else table.temperature
+                self.evaluate(name, table.final_split, table.final_tasks, temperature, plays)
             del self.owed[0]
 
     def validate(self) -> Score:
         """Evaluate on the validation split; a new best is kept as ``checkpoints/best``."""
         table = self.recipe.eval
-        score = self.evaluate("validation", table.split, table.tasks, table.temperature)
+        score = self.evaluate("validation", table.split, table.tasks, table.temperature, table.plays)
         if self.best is None or score.success > self.best:
             self.best = score.success
             self.store.save_best(self.next_step, self._write, {"success": score.success})
         return score
 
-    def evaluate(self, name: str, split: str, tasks: int, temperature: float) -> Score:
-        """Evaluate by plain play and write the row."""
-        score, _ = evaluate(
-            self.lineup,
-            split=split,
-            tasks=tasks,
-            plays=self.recipe.eval.plays,
-            temperature=temperature,
-            event=self._event,
-            before_batch=self.listener.stop,
-        )
+    def evaluate(self, name: str, split: str, tasks: int, temperature: float, plays: int) -> Score:
+        """Evaluate by plain play and write the row, and, but for a validation, what became of each task."""
+        with part("evaluation", whole=True):
+            score, episodes = evaluate(
+                self.lineup,
+                split=split,
+                tasks=tasks,
+                plays=plays,
+                temperature=temperature,
+                event=self._event,
+                before_batch=self.listener.stop,
+            )
         self.recorder.evals(self.next_step, {"name": name, **score.row()})
+        if name != "validation":
+            self.recorder.solved(name, solved_counts(episodes))
         self.listener.score(name, score)
         return score
 
     def save(self) -> Path:
         """Write a checkpoint with everything needed to go on bit for bit."""
+        with part("saving", whole=True):
+            return self._save()
+
+    def _save(self) -> Path:
         self.recorder.sync()
         meta: dict[str, Json] = {
             "next_step": self.next_step,
@@ -227,6 +249,19 @@ class Run:
 
     # ---- machinery below ----------------------------------------------------------------------------------------
 
+    @property
+    def spent(self) -> float:
+        """The share of ``train.max_generated_tokens`` that is used; 0 where there is no such limit."""
+        budget = self.recipe.train.max_generated_tokens
+        return self.tokens_generated / budget if budget else 0.0
+
+    def _validation_is_due(self, tokens: int) -> bool:
+        """Return whether the step just made, before which there were ``tokens``, is one to validate after."""
+        table = self.recipe.eval
+        by_steps = table.every > 0 and self.next_step % table.every == 0
+        every = table.every_tokens
+        return by_steps or (every > 0 and tokens // every < self.tokens_generated // every)
+
     def _play(self, step: int, tasks: Sequence[Task]) -> Played:
         rollout = self.lineup.rollout(training=True, event=self._event, before_batch=self.listener.stop, step=step)
         sampling = self.recipe.sampling
@@ -241,16 +276,7 @@ class Run:
         return Played(episodes=episodes, credit=self._credit(episodes), refilled=0, replaced_tokens=0)
 
     def _credit(self, episodes: Sequence[Episode]) -> CreditReport:
-        table, chain = self.recipe.credit, self.recipe.sampling.mode == "chain"
-        rule = CreditRule(
-            alpha=table.alpha,
-            scale=table.scale,
-            returns=table.returns,
-            gamma=table.gamma,
-            by_episode=chain,
-            by_role="role" in table.group_by,
-        )
-        return assign(episodes, rule, self.recipe.sampling.num_candidates)
+        return assign(episodes, self.lineup.credit_rule(), self.recipe.sampling.num_candidates)
 
     def _note(self, step: int, played: Played, metrics: Mapping[str, Json], clock: tuple[float, float, float]) -> None:
         """Write the rows of a step and tell the listener."""
@@ -264,9 +290,10 @@ class Run:
             step, {"time_s": time_s, "rollout_s": rollout_s, "update_s": update_s, "tokens_per_s": per_s}
         )
         self.recorder.episodes(step, played.episodes, played.credit.credits)
-        self.listener.step(
-            StepReport(step=step, steps=self.recipe.train.steps, metrics=metrics, time_s=time_s, tokens_per_s=per_s)
-        )
+        steps = self.recipe.train.steps
+        if self.spent:  # as many as there will be if the others cost what these did
+            steps = min(steps, math.ceil((step + 1) / min(1.0, self.spent)))
+        self.listener.step(StepReport(step=step, steps=steps, metrics=metrics, time_s=time_s, tokens_per_s=per_s))
 
     def _write(self, folder: Path) -> None:
         for name, learner in self.learners.items():
@@ -320,6 +347,7 @@ def step_metrics(
         "peer_sets": report.peer_sets,
         "peer_sets_zero_variance": report.peer_sets_zero_variance,
         "peer_sets_short": report.peer_sets_short,
+        "peer_sets_mixed_prompts": report.peer_sets_mixed_prompts,
         "turns": len(turns),
         "turns_truncated": sum(turn.stop_reason.truncated for turn in turns),
         "episodes_failed": sum(episode.failure is not None for episode in episodes),

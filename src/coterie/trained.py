@@ -94,8 +94,9 @@ def find_checkpoint(run_dir: Path, which: Which) -> Checkpoint:
     there = f"checkpoints that are there: {whole}" if whole else "there is no other checkpoint"
     if which == "best" and not problems:
         raise CheckpointError(
-            f"{folder} holds no best checkpoint: it is written by validations while training (eval.every above 0), and "
-            f'none has been made; {there}. Take the last one: --checkpoint last, or checkpoint="last" in Python'
+            f"{folder} holds no best checkpoint: it is written by validations while training (eval.every or "
+            f"eval.every_tokens above 0), and none has been made; {there}. Take the last one: --checkpoint last, or "
+            'checkpoint="last" in Python'
         )
     found = "; ".join(problems) or "none has been written yet, training writes the first one before its first step"
     raise CheckpointError(f"{folder} holds no usable {which} checkpoint: {found}" + (f"; {there}" * (which == "best")))

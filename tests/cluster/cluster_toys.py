@@ -19,7 +19,7 @@ from coterie.cluster.placement import layout_of
 from coterie.cluster.wire import LostError
 from coterie.cluster.workers import EngineWorker, EnvWorker, LearnerWorker
 from coterie.errors import TrainError
-from coterie.learner import Learns
+from coterie.learners import Learns
 from coterie.lineup import Lineup
 from coterie.rollout import Play, Rollout
 from coterie.tensors import tensor_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from coterie.cluster.engines import EnginePool
 from coterie.cluster.wire import Actor, LostError, Stepped
@@ -13,6 +13,9 @@ from coterie.errors import TrainError
 from coterie.learner import Update
 from coterie.models.policy import Policy
 from coterie.types import Sample
+
+_Step: TypeAlias = tuple[tuple[Sample, ...], float]
+"""Of an update: its samples, and the share of the token budget that is spent."""
 
 
 class RemoteLearner:
@@ -36,13 +39,13 @@ class RemoteLearner:
         self._policy = policy
         self._pool = pool
         self._kept: Path | None = None
-        self._since: list[tuple[Sample, ...]] = []
+        self._since: list[_Step] = []
         self.skipped_in_a_row = 0
         self._joined = False
 
-    def begin(self, samples: Sequence[Sample]) -> Callable[[], Update]:
+    def begin(self, samples: Sequence[Sample], spent: float = 0.0) -> Callable[[], Update]:
         """Begin an update; return what waits for its end."""
-        chosen = tuple(samples)
+        chosen = (tuple(samples), spent)
         if not self._joined:
             self._again()
         return partial(self._finish, chosen, self._step(chosen))
@@ -80,11 +83,11 @@ class RemoteLearner:
 
     # ---- machinery below ----------------------------------------------------------------------------------------
 
-    def _step(self, samples: tuple[Sample, ...]) -> list[tuple[Any, Any]]:
+    def _step(self, step: _Step) -> list[tuple[Any, Any]]:
         """Begin a step in all workers; the weights stay where they are until an engine asks for them."""
-        return [tuple(worker.handle.step.options(num_returns=2).remote(samples)) for worker in self._workers]
+        return [tuple(worker.handle.step.options(num_returns=2).remote(*step)) for worker in self._workers]
 
-    def _finish(self, samples: tuple[Sample, ...], begun: list[tuple[Any, Any]]) -> Update:
+    def _finish(self, step: _Step, begun: list[tuple[Any, Any]]) -> Update:
         what = f"the update of policy {self._policy.name!r} from version {self._policy.version}"
         while True:
             try:
@@ -92,8 +95,8 @@ class RemoteLearner:
                 break
             except LostError:
                 self._again()
-                begun = self._step(samples)
-        self._since.append(samples)
+                begun = self._step(step)
+        self._since.append(step)
         self.skipped_in_a_row = stepped.skipped_in_a_row
         if stepped.update.version != self._policy.version:
             self._serve(stepped.update.version, begun[0][1])
@@ -140,8 +143,8 @@ class RemoteLearner:
                 if self._kept is not None:
                     place = str(self._kept)
                     self._all([w.handle.load.remote(place) for w in self._workers], f"loading {place}")
-                for samples in self._since:
-                    self._all([ref for ref, _ in self._step(samples)], "an update, once more")
+                for step in self._since:
+                    self._all([ref for ref, _ in self._step(step)], "an update, once more")
                 return
             except LostError:
                 continue

@@ -24,7 +24,7 @@ from coterie.cluster.placement import Bundle, Layout, Pool, Seat, address_of, ch
 from coterie.cluster.workers import EngineWorker, EnvWorker, LearnerWorker
 from coterie.errors import ConfigError, TrainError
 from coterie.hardware import HardwareTable
-from coterie.learner import Learns
+from coterie.learners import Learns
 from coterie.lineup import Lineup
 from coterie.rollout import Play, Rollout
 from coterie.tensors import tensor_bytes

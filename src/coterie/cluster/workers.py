@@ -19,7 +19,7 @@ from coterie.engines import Completion, Engine, Request
 from coterie.env import make_env
 from coterie.errors import EngineError, EnvError
 from coterie.faults import fault_point
-from coterie.learner import learner_of
+from coterie.learners import learner_of
 from coterie.lineup import Lineup, assemble
 from coterie.rollout import Play, Rollout
 from coterie.sandbox import shared
@@ -108,11 +108,11 @@ class LearnerWorker:
         self._rank = rank
         self._learner = learner_of(self._recipe, self._policy, None, ShardedLearner)
 
-    def step(self, samples: Sequence[Sample]) -> tuple[Stepped, bytes | None]:
+    def step(self, samples: Sequence[Sample], spent: float) -> tuple[Stepped, bytes | None]:
         """Return what ``Learner.step`` returns, and the new weights if it changed any."""
         before = self._policy.version
         fault_point("learner-step", before)
-        update = self._learner.step(samples)
+        update = self._learner.step(samples, spent)
         stepped = Stepped(update=update, skipped_in_a_row=self._learner.skipped_in_a_row)
         return stepped, self.weights()[1] if update.version != before else None
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 from coterie.engines import Completion, Request
@@ -29,12 +30,17 @@ from coterie.errors import EngineError
 from coterie.keyed import stable_hash, uniforms
 from coterie.models.attention import layer_masks
 from coterie.models.policy import Policy
+from coterie.spent import part
 from coterie.types import StopReason
 
 log = logging.getLogger(__name__)
 
 _MAX_BATCH_TOKENS = 65536
 """Prompt plus possible completion tokens of one batch; more is split, so that the cache stays within memory."""
+_CDF_BLOCK = 64
+"""Tokens that are summed to one bin of the coarse CDF."""
+_SAMPLED_TOGETHER = 2**18
+"""Probabilities that are held at a time."""
 
 
 def candidate_key(request: Request, candidate: int) -> int:
@@ -53,18 +59,40 @@ def sample_tokens(
     The log-prob is that of the sampled distribution in float32. The CDF is summed in float64: float32 sums leave
     thousands of bins of a large vocabulary with zero width. The last bin with mass takes what rounding leaves over.
     """
+    # A few rows at a time, which the caches of a processor hold through all the steps.
+    rows = max(1, _SAMPLED_TOGETHER // logits_NV.shape[1]) if logits_NV.device.type == "cpu" else len(logits_NV)
+    stretches = [slice(start, start + rows) for start in range(0, len(logits_NV), rows)]
+    drawn = [_sample_rows(logits_NV[some], temperatures_N[some], uniforms_N[some]) for some in stretches]
+    return torch.cat([ids for ids, _ in drawn]), torch.cat([logprobs for _, logprobs in drawn])
+
+
+def _sample_rows(
+    logits_NV: torch.Tensor, temperatures_N: torch.Tensor, uniforms_N: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what ``sample_tokens`` does. The CDF goes in two levels: over blocks of C tokens, then within one."""
     greedy_N = temperatures_N == 0.0
-    scale_N1 = torch.where(greedy_N, 1.0, temperatures_N)[:, None]
-    logprobs_NV = torch.log_softmax(logits_NV.float() / scale_N1, dim=-1)
-    probs_NV = logprobs_NV.double().exp()
-    cdf_NV = probs_NV.cumsum(dim=-1)
-    targets_N1 = (uniforms_N * cdf_NV[:, -1])[:, None]
-    ids_N = torch.searchsorted(cdf_NV, targets_N1, right=True).squeeze(1)
-    positions_V = torch.arange(probs_NV.shape[1], device=probs_NV.device)
-    last_N = torch.where(probs_NV > 0.0, positions_V, 0).amax(dim=1)
-    ids_N = torch.where(greedy_N, logits_NV.argmax(dim=-1), torch.minimum(ids_N, last_N))
-    picked_N = logprobs_NV.gather(1, ids_N[:, None]).squeeze(1)
-    return ids_N, torch.where(greedy_N, 0.0, picked_N).clamp(max=0.0)
+    highest_N, best_N = logits_NV.max(dim=-1)
+    scaled_NV = logits_NV.float() - highest_N.float()[:, None]
+    scaled_NV /= torch.where(greedy_N, 1.0, temperatures_N)[:, None]
+    mass_NV = scaled_NV.exp()
+    mass_NBC = F.pad(mass_NV, (0, -mass_NV.shape[1] % _CDF_BLOCK)).view(len(mass_NV), -1, _CDF_BLOCK)
+    blocks_NB = mass_NBC.sum(dim=-1, dtype=torch.float64)
+    cdf_NB = blocks_NB.cumsum(dim=-1)
+    total_N = cdf_NB[:, -1]
+    targets_N = uniforms_N * total_N
+    block_N = _bin(cdf_NB, targets_N, blocks_NB)
+    before_N = (cdf_NB.gather(1, block_N[:, None]) - blocks_NB.gather(1, block_N[:, None])).squeeze(1)
+    inside_NC = mass_NBC[torch.arange(len(block_N), device=block_N.device), block_N].double()
+    ids_N = block_N * _CDF_BLOCK + _bin(inside_NC.cumsum(dim=-1), (targets_N - before_N).clamp(min=0.0), inside_NC)
+    picked_N = scaled_NV.gather(1, ids_N[:, None]).squeeze(1) - total_N.log().float()
+    return torch.where(greedy_N, best_N, ids_N), torch.where(greedy_N, 0.0, picked_N).clamp(max=0.0)
+
+
+def _bin(cdf_NB: torch.Tensor, targets_N: torch.Tensor, mass_NB: torch.Tensor) -> torch.Tensor:
+    """Return the bin of each target, the last one with mass where rounding leaves something over."""
+    bins_N = torch.searchsorted(cdf_NB, targets_N[:, None], right=True).squeeze(1)
+    last_N = mass_NB.shape[1] - 1 - (mass_NB > 0.0).flip(1).long().argmax(dim=1)
+    return torch.minimum(bins_N, last_N)
 
 
 @dataclass(slots=True)
@@ -189,8 +217,9 @@ class _Batch:
         training = self.model.training
         self.model.eval()
         try:
-            cache, logits_BV = prefill(self.model, self.adapter, self.prompts, self.kept)
-            with routed(self.adapter, self.routes):
+            with part("rollout: prefill"):
+                cache, logits_BV = prefill(self.model, self.adapter, self.prompts, self.kept)
+            with routed(self.adapter, self.routes), part("rollout: decode"):
                 self._decode(cache, logits_BV)
         finally:
             self.model.train(training)
@@ -212,7 +241,8 @@ class _Batch:
         places_1S = torch.arange(-width, 0, device=self.device)[None, :]
         position = 0
         while True:
-            tokens_BK = self._sample(logits_BKV, position)
+            with part("rollout: sample"):
+                tokens_BK = self._sample(logits_BKV, position)
             alive = [i for i, row in enumerate(self.rows) if any(c.stop is None for c in self.grid[row])]
             if not alive:
                 return

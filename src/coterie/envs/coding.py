@@ -48,6 +48,8 @@ _COMPACT_STATEMENT, _COMPACT_SUITE = 4, 24
 class CodingOptions(ProblemOptions):
     """Options of programming."""
 
+    REWARDS: ClassVar[tuple[str, ...]] = ("reward", "solve_bonus", "format_reward")
+
     level: int = Field(default=1, ge=min(LEVELS), le=max(LEVELS))
     """Of made problems: 1 one number, 2 one step on a list, 3 two or three."""
     max_rounds: int = Field(default=5, ge=1, le=100)

@@ -39,6 +39,8 @@ _SHOWN_CHARS = 2000
 class MathsOptions(ProblemOptions):
     """Options of mathematics."""
 
+    REWARDS: ClassVar[tuple[str, ...]] = ("format_reward",)
+
     level: int = Field(default=1, ge=min(LEVELS), le=max(LEVELS))
     """Of made problems: 1 sums below 50, 2 products and longer sums, 3 brackets, 4 fractions, 5 stories."""
     tool: Literal["python", "none"] = "python"

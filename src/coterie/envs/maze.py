@@ -181,3 +181,24 @@ def answer_moves(board: Board, draft: Attempt | None, rng: random.Random, noise:
         if here - there == min(limit, here) == draft.made:
             return draft.moves[: draft.made]
     return noisy_moves(board, rng, noise, limit)
+
+
+def nearest_end(drafts: Sequence[Attempt]) -> Attempt:
+    """Return the draft that ends nearest to the goal by true distance, the first of several."""
+    return min(drafts, key=lambda draft: draft.board.distance[draft.board.agent])
+
+
+def blind_moves(board: Board, drafts: Sequence[Attempt], rng: random.Random, noise: float) -> str:
+    """Return the answer of a scripted planner who does not see the map.
+
+    With noise 0 it is the legal part of the draft that ends nearest to the goal as the crow walks, or, where no draft
+    has a legal move, one move in the goal's direction; with more, it is more often any single move.
+    """
+    legal = [draft for draft in drafts if draft.made]
+    if rng.random() < noise:
+        return rng.choice("UDLR")
+    if legal:
+        best = min(legal, key=lambda draft: straight_distance(draft.board.agent, board.goal))
+        return best.moves[: best.made]
+    here = straight_distance(board.agent, board.goal)
+    return rng.choice([move for move in MOVES if straight_distance(step(board.agent, move), board.goal) < here])

@@ -1,7 +1,7 @@
 """Plan-Path: walk from a start to a goal on a grid with walls. A tool drafts moves, a planner decides which are made.
 
 Every round the tool's draft is simulated (nothing moves), the planner sees draft and result, and the planner's answer
-is executed. Solved means standing on the goal. Arithmetic of the reward::
+is executed. There may be several drafting tools. Solved means standing on the goal. Arithmetic of the reward::
 
     phi = max(0, 1 - d / d0)            d: true distance to the goal (breadth-first), d0: that of the start
     team = phi(after) - phi(before)     + solve_bonus when the moves reach the goal
@@ -13,6 +13,7 @@ position in the prompt and true distances.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 from collections.abc import Sequence
@@ -23,8 +24,9 @@ from pydantic import Field, model_validator
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.answer_texts import block, program_of
 from coterie.envs.grid import Grid, canonical, cells_of, distances, straight_distance
-from coterie.envs.maze import Attempt, Board, answer_moves, execute
+from coterie.envs.maze import Attempt, Board, answer_moves, blind_moves, execute, nearest_end
 from coterie.envs.once import once
+from coterie.envs.seats import SeatOptions
 from coterie.envs.splits import make_instance
 from coterie.errors import ConfigError
 from coterie.keyed import stable_hash
@@ -35,7 +37,7 @@ from coterie.types import Outcome, Reward, Scored, Task, system, user
 _BUCKET = 4
 
 
-class PlanPathOptions(EnvOptions):
+class PlanPathOptions(SeatOptions):
     """Options of Plan-Path."""
 
     size: int = Field(default=10, ge=3, le=30)
@@ -44,6 +46,8 @@ class PlanPathOptions(EnvOptions):
     """Probability that a cell is a wall."""
     max_rounds: int = Field(default=4, ge=1, le=100)
     """Rounds after which an unsolved episode is truncated."""
+    drafters: int = Field(default=1, ge=1, le=16)
+    """Seats of the tool, which draft at the same time, unseen by each other; the planner sees all drafts."""
     max_moves: int = Field(default=4, ge=1, le=200)
     """Most moves in one answer; a longer answer is not well-formed."""
     reward: Literal["dense", "outcome"] = "dense"
@@ -69,6 +73,12 @@ class PlanPathOptions(EnvOptions):
             raise ValueError("tool = 'python' with style = 'compact': programs need words; use style = 'plain'")
         return self
 
+    @model_validator(mode="after")
+    def _drafters_need_a_tool(self) -> PlanPathOptions:
+        if self.drafters > 1 and not self.has_tool:
+            raise ValueError(f"drafters = {self.drafters}, but the tool does not play; add it to roles, or remove it")
+        return self
+
 
 class PlanPath(Env):
     """The Plan-Path environment; see the module's first lines for the rules."""
@@ -89,20 +99,24 @@ class PlanPath(Env):
         return [self._task(split, index) for index in range(start, start + count)]
 
     async def play(self, task: Task, team: Team) -> Outcome:
-        """Play one task: per round a draft by the tool (if it plays) and an answer by the planner."""
+        """Play one task: per round the drafts of the tool (if it plays) and an answer by the planner."""
         start = board = Board.of(task)
         history: list[Attempt] = []
         for round in range(self.options.max_rounds):
-            draft: Attempt | None = None
-            if "tool" in self.active_roles:
-                prompt = self._prompt("tool", board, None, history)
-                programs = self.options.tool == "python"
-                score = self._score_program(board) if programs else self._score(board)
-                expert = self._expert(board, None, programs)
-                draft = (await team.act("tool", prompt, score=score, round=round, expert=expert)).result
-            prompt = self._prompt("planner", board, draft, history)
+            asked = [
+                team.act(
+                    seat,
+                    self._prompt(seat, board, (), history),
+                    score=self._score_program(board) if self._programs(seat) else self._score(board),
+                    round=round,
+                    expert=self._expert(board, (), self._programs(seat)),
+                )
+                for seat in self.options.drafting_seats(self.options.drafters)
+            ]
+            drafts = [drafted.result for drafted in await asyncio.gather(*asked)]
+            prompt = self._prompt("planner", board, drafts, history)
             planned = await team.act(
-                "planner", prompt, score=self._score(board), round=round, expert=self._expert(board, draft)
+                "planner", prompt, score=self._score(board), round=round, expert=self._expert(board, drafts)
             )
             history.append(planned.result)
             board = planned.result.board
@@ -186,8 +200,17 @@ class PlanPath(Env):
             team = attempt.board.phi - board.phi + (self.options.solve_bonus if solves else 0.0)
         return Scored(Reward(team, self.options.format_reward if attempt.moves else 0.0), attempt)
 
-    def _expert(self, board: Board, draft: Attempt | None, program: bool = False) -> Expert:
+    def _programs(self, seat: str) -> bool:
+        """Return whether a seat answers with programs."""
+        return self.options.tool == "python" and seat.partition("[")[0] == "tool"
+
+    def _expert(self, board: Board, drafts: Sequence[Attempt], program: bool = False) -> Expert:
+        """Return the scripted player, who knows no more than the prompt tells: a blind planner has the drafts only."""
+
         def expert(rng: random.Random, noise: float) -> str:
+            if drafts and self.options.blind_planner:
+                return self._write(blind_moves(board, drafts, rng, noise))
+            draft = nearest_end(drafts) if drafts else None
             moves = answer_moves(board, draft, rng, noise, self.options.max_moves)
             return block(f"print({moves!r})") if program else self._write(moves)
 
@@ -214,39 +237,48 @@ class PlanPath(Env):
 
     # ---- prompts ----
 
-    def _prompt(self, role: str, board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> Prompt:
+    def _prompt(self, seat: str, board: Board, drafts: Sequence[Attempt], history: Sequence[Attempt]) -> Prompt:
         if self.options.style == "compact":
-            return self._compact(board, draft, history)
+            return self._compact(board, drafts, history)
         rules = _RULES.format(
             size=self.options.size,
             max_moves=self.options.max_moves,
             max_rounds=self.options.max_rounds,
-            who=_WHO[role if "tool" in self.active_roles else "alone"],
-            form=_FORMS["program" if role == "tool" and self.options.tool == "python" else "answer"].format(
+            who=self.options.who(_WHO, seat, bool(drafts)),
+            form=_FORMS["program" if self._programs(seat) else "answer"].format(
                 example=" ".join("RRDRDD"[: self.options.max_moves])
             ),
         )
-        return [system(rules), user(_situation(board, draft, history))]
+        hidden, own = bool(drafts) and self.options.blind_planner, not self.options.has_tool
+        return [system(rules), user(_situation(board, drafts, history, hidden=hidden, own=own))]
 
-    def _compact(self, board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> str:
+    def _compact(self, board: Board, drafts: Sequence[Attempt], history: Sequence[Attempt]) -> str:
         """Return the prompt of one fixed length per role.
 
-        First asked in a round: map, the way to the goal, last answer, its mark. Asked with a draft: map, way, draft,
-        its mark, how many of its moves are legal, the way to the goal from its end, and (option) the map from there.
+        First asked in a round: map, the way to the goal, last answer, its mark. Asked with drafts: map (unless it is
+        hidden), way, and of each draft its moves, its mark, how many of its moves are legal, the way to the goal from
+        its end, and (option) the map from there.
         """
-        width = self.options.max_moves
-        here = board.rolled() + board.way(self.options.size)
-        if draft is None:
-            return here + (history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1))
-        legal = str(draft.made).rjust(len(str(width)), "0")
-        end_map = draft.board.rolled() if self.options.compact_end_map else ""
-        return here + draft.padded(width) + draft.mark + legal + draft.board.way(self.options.size) + end_map
+        width, size = self.options.max_moves, self.options.size
+        if not drafts:
+            last = history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1)
+            return board.rolled() + board.way(size) + last
+        hidden = self.options.blind_planner
+        parts = ["" if hidden else board.rolled(), board.way(size)]
+        for draft in drafts:
+            legal = str(draft.made).rjust(len(str(width)), "0")
+            end_map = draft.board.rolled() if self.options.compact_end_map and not hidden else ""
+            parts.append(draft.padded(width) + draft.mark + legal + draft.board.way(size) + end_map)
+        return "".join(parts)
 
 
 _WHO = {
     "tool": "You are the tool of a team of two: you draft moves, the planner sees where they lead and decides.",
     "planner": "You are the planner of a team of two: the tool drafts moves for you, your own answer is executed.",
+    "blind": "You are the planner of a team of two: you do not see the map, the tool does and drafts moves for you; "
+    "your own answer is executed.",
     "alone": "You are the planner: your answer is executed.",
+    "drafting": "You are the planner: draft moves first; you will see where they lead before you give your answer.",
 }
 # Who is asked stands late: what two roles' prompts begin alike with is computed once.
 _RULES = """\
@@ -266,15 +298,16 @@ _FORMS = {
 }
 
 
-def _situation(board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> str:
-    """Return the part of the plain prompt that changes: map, positions, what was tried, and the draft."""
+def _situation(board: Board, drafts: Sequence[Attempt], history: Sequence[Attempt], *, hidden: bool, own: bool) -> str:
+    """Return the part of the plain prompt that changes: map (unless hidden), positions, what was tried, the drafts."""
     lines = [
-        f"Round {len(history) + 1}. The map:",
-        board.draw(),
+        *([f"Round {len(history) + 1}."] if hidden else [f"Round {len(history) + 1}. The map:", board.draw()]),
         "You are at row {}, column {}. The goal is at row {}, column {}.".format(*board.agent, *board.goal),
     ]
     if history:
         lines.append(f"Executed last round: {history[-1].sentence()}")
-    if draft is not None:
-        lines.append(f"The tool's draft, simulated from here: {draft.sentence()}")
+    whose = "Your" if own else "The tool's"
+    for number, draft in enumerate(drafts, start=1):
+        name = f"{whose} draft" if len(drafts) == 1 else f"Draft {number} of the tool"
+        lines.append(f"{name}, simulated from here: {draft.sentence()}")
     return "\n".join(lines)

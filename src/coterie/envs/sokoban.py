@@ -21,9 +21,10 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
+from coterie.envs.seats import SeatOptions
 from coterie.envs.sokoban_levels import FileLevel, draw_level, read_levels
 from coterie.envs.sokoban_rules import MalformedLevelError, Position, canonical, cells, inside, parse
-from coterie.envs.sokoban_script import Attempt, answer_moves, execute, phi
+from coterie.envs.sokoban_script import Attempt, answer_moves, blind_moves, execute, phi
 from coterie.envs.sokoban_solver import solution
 from coterie.envs.splits import check_split, make_instance
 from coterie.errors import ConfigError, EnvError
@@ -33,7 +34,7 @@ from coterie.types import Json, Outcome, Reward, Scored, Task, system, user
 _BUCKET = 4
 
 
-class SokobanOptions(EnvOptions):
+class SokobanOptions(SeatOptions):
     """Options of Sokoban.
 
     Levels of size 6 with one box take 5.6 moves on average (2 to 20).
@@ -122,11 +123,9 @@ class Sokoban(Env):
         for round in range(self.options.max_rounds):
             score = self._score(start, now)
             draft: Attempt | None = None
-            if "tool" in self.active_roles:
-                prompt = self._prompt("tool", now, None, history)
-                drafted = await team.act(
-                    "tool", prompt, score=score, round=round, expert=self._expert(start, now, None)
-                )
+            for seat in self.options.drafting_seats():
+                prompt = self._prompt(seat, now, None, history)
+                drafted = await team.act(seat, prompt, score=score, round=round, expert=self._expert(start, now, None))
                 draft = drafted.result
             prompt = self._prompt("planner", now, draft, history)
             planned = await team.act(
@@ -200,6 +199,8 @@ class Sokoban(Env):
 
     def _expert(self, start: Position, now: Position, draft: Attempt | None) -> Expert:
         def expert(rng: random.Random, noise: float) -> str:
+            if draft is not None and self.options.blind_planner:
+                return self._write(blind_moves(draft, rng, noise))
             return self._write(answer_moves(start, now, draft, rng, noise, self.options.max_moves))
 
         return expert
@@ -228,29 +229,31 @@ class Sokoban(Env):
 
     # ---- prompts ----
 
-    def _prompt(self, role: str, now: Position, draft: Attempt | None, history: Sequence[Attempt]) -> Prompt:
+    def _prompt(self, seat: str, now: Position, draft: Attempt | None, history: Sequence[Attempt]) -> Prompt:
         if self.options.style == "compact":
             return self._compact(now, draft, history)
         rules = _RULES.format(
             max_moves=self.options.max_moves,
             max_rounds=self.options.max_rounds,
-            who=_WHO[role if "tool" in self.active_roles else "alone"],
+            who=self.options.who(_WHO, seat, draft is not None),
             example=" ".join("RRDLUU"[: self.options.max_moves]),
         )
-        return [system(rules), user(_situation(now, draft, history))]
+        hidden, own = draft is not None and self.options.blind_planner, not self.options.has_tool
+        return [system(rules), user(_situation(now, draft, history, hidden=hidden, own=own))]
 
     def _compact(self, now: Position, draft: Attempt | None, history: Sequence[Attempt]) -> str:
         """Return the prompt of one fixed length per role.
 
-        First asked in a round: map, ways, last answer, its mark. Asked with a draft: map, ways, draft, its mark, how
-        many of its moves are legal, the ways from its end, and (option) the map from there.
+        First asked in a round: map, ways, last answer, its mark. Asked with a draft: map (unless it is hidden), ways,
+        draft, its mark, how many of its moves are legal, the ways from its end, and (option) the map from there.
         """
         width = self.options.max_moves
-        here = self._rolled(now) + self._ways(now)
+        hidden = draft is not None and self.options.blind_planner
+        here = ("" if hidden else self._rolled(now)) + self._ways(now)
         if draft is None:
             return here + (history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1))
         legal = str(draft.made).rjust(len(str(width)), "0")
-        end_map = self._rolled(draft.position) if self.options.compact_end_map else ""
+        end_map = self._rolled(draft.position) if self.options.compact_end_map and not hidden else ""
         return here + draft.padded(width) + draft.mark + legal + self._ways(draft.position) + end_map
 
     def _ways(self, now: Position) -> str:
@@ -290,7 +293,10 @@ def _nearest(here: tuple[int, int], there: int, width: int) -> tuple[int, int]:
 _WHO = {
     "tool": "You are the tool of a team of two: you draft the moves, the planner sees it simulated and decides.",
     "planner": "You are the planner of a team of two: the tool drafts moves for you, your own answer is executed.",
+    "blind": "You are the planner of a team of two: you do not see the map, the tool does and drafts moves for you; "
+    "your own answer is executed.",
     "alone": "You are the planner: your answer is executed.",
+    "drafting": "You are the planner: draft moves first; you will see where they lead before you give your answer.",
 }
 # Who is asked stands late: what two roles' prompts begin alike with is computed once.
 _RULES = """\
@@ -306,19 +312,19 @@ Think briefly if you need to, then end with one line in exactly this form:
 Answer: {example}"""
 
 
-def _situation(now: Position, draft: Attempt | None, history: Sequence[Attempt]) -> str:
-    """Return the part of the plain prompt that changes: map, positions, what was tried, and the draft."""
+def _situation(now: Position, draft: Attempt | None, history: Sequence[Attempt], *, hidden: bool, own: bool) -> str:
+    """Return the part of the plain prompt that changes: map (unless hidden), positions, what was tried, the draft."""
     boxes, goals = _where(now, now.boxes), _where(now, now.level.goals)
     lines = [
-        f"Round {len(history) + 1}. The map:",
-        now.xsb(),
+        *([f"Round {len(history) + 1}."] if hidden else [f"Round {len(history) + 1}. The map:", now.xsb()]),
         f"You are at {_where(now, 1 << now.agent)}. Boxes at: {boxes}. Goals at: {goals}.",
     ]
     if history:
         lines.append(f"Executed last round: {history[-1].sentence()}")
     if draft is not None:
-        lines.append(f"The tool's draft, simulated from here: {draft.sentence()}")
-        if draft.made:
+        whose = "Your" if own else "The tool's"
+        lines.append(f"{whose} draft, simulated from here: {draft.sentence()}")
+        if draft.made and not hidden:
             lines += ["The map at the end of the draft:", draft.position.xsb()]
     return "\n".join(lines)
 

@@ -178,3 +178,13 @@ def random_moves(now: Position, rng: random.Random, limit: int) -> str:
         move, now = rng.choice(legal)
         moves += move
     return moves
+
+
+def blind_moves(draft: Attempt, rng: random.Random, noise: float) -> str:
+    """Return the answer of a scripted planner who does not see the map.
+
+    With noise 0 it is the legal part of a draft that gets no box stuck, else any single move, as with noise it is
+    more often.
+    """
+    useful = draft.made > 0 and draft.mark != "x"
+    return draft.moves[: draft.made] if useful and rng.random() >= noise else rng.choice(tuple(MOVES))

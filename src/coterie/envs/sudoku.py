@@ -17,122 +17,30 @@ import pathlib
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
 from coterie.env import Env, EnvOptions, Expert, Prompt, Team
 from coterie.envs import sudoku_rules as rules
+from coterie.envs.seats import SeatOptions
 from coterie.envs.splits import check_split, make_instance
 from coterie.envs.sudoku_lists import listed_splits
-from coterie.errors import ConfigError, EnvError
+from coterie.envs.sudoku_script import Attempt, Board, mended_grid, slipped_grid
+from coterie.errors import ConfigError
 from coterie.keyed import stable_hash
 from coterie.types import Outcome, Reward, Scored, Task, system, user
 
-# A multiple of 2**-40 adds and subtracts without rounding, so placing and undoing sums to exactly 0.0.
-_PHI_STEPS = 2**40
 _DEFAULT_BLANKS = {4: 8, 9: 40}
 # 4x4 with one blank has two puzzles up to symmetry, so no validation split; above the maximum, drawing gets slow.
 _BLANKS_RANGE = {4: (2, 12), 9: (2, 56)}
 _ANSWER_TAG = re.compile(r"^[ \t]*Answer:", flags=re.MULTILINE)
 
 
-# ---- the state --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """A puzzle and the grid placed last (``None`` before the first): a value, never changed."""
-
-    clues: str
-    solution: str
-    grid: str | None = None
-
-    @classmethod
-    def of(cls, task: Task) -> Board:
-        """Return the board a task starts with; ``EnvError`` unless its solution fills the blanks of its clues."""
-        clues, solution = task.data.get("clues"), task.data.get("solution")
-        if not (isinstance(clues, str) and isinstance(solution, str)) or len(clues) != len(solution):
-            raise EnvError(
-                f"task {task.id}: expected data['clues'] and data['solution'] of one length, got {task.data!r}"
-            )
-        if rules.BLANK not in clues or rules.BLANK in solution or any(rules.conflicts(clues, solution)):
-            raise EnvError(f"task {task.id}: the solution {solution!r} does not solve the clues {clues!r}")
-        return cls(clues, solution)
-
-    @property
-    def size(self) -> int:
-        """The n of the n x n grid."""
-        return rules.size_of(self.clues)
-
-    @property
-    def marks(self) -> tuple[bool, ...]:
-        """Per cell: does it break a rule? Says nothing of the solution."""
-        return rules.conflicts(self.clues, self.clues if self.grid is None else self.grid)
-
-    @property
-    def solved(self) -> bool:
-        """True where the grid is full, keeps the clues and breaks no rule."""
-        return self.grid is not None and not any(self.marks)
-
-    @property
-    def phi(self) -> float:
-        """The potential in [0, 1], a multiple of 2**-40: the share of blanks that are right; 0 if a clue is changed."""
-        if self.grid is None or rules.changed_clues(self.clues, self.grid):
-            return 0.0
-        blanks = [cell for cell, clue in enumerate(self.clues) if clue == rules.BLANK]
-        right = sum(self.grid[cell] == self.solution[cell] for cell in blanks)
-        return round(right / len(blanks) * _PHI_STEPS) / _PHI_STEPS
-
-    def after(self, answer: str) -> Board:
-        """Return the board with a full grid placed; unchanged by "" (not well-formed) and once it is solved."""
-        return replace(self, grid=answer) if answer and not self.solved else self
-
-    def report(self) -> str:
-        """Return in English which rules the grid breaks, never which cells are right."""
-        grid = self.clues if self.grid is None else self.grid
-        broken = [rules.unit_name(self.size, index) for index in rules.broken_units(grid)]
-        changed = [
-            f"row {cell // self.size + 1}, column {cell % self.size + 1} (the clue is {self.clues[cell]})"
-            for cell in rules.changed_clues(self.clues, grid)
-        ]
-        lines = [f"A digit stands twice in: {', '.join(broken)}."] if broken else []
-        lines += [f"Clues were changed at: {'; '.join(changed)}."] if changed else []
-        return " ".join(lines) or "It breaks no rule and keeps the clues."
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """What became of an answer: its grid ("" unless well-formed) and the board with it placed."""
-
-    grid: str
-    board: Board
-
-    def draw(self) -> str:
-        """Return the grid that was placed last (the clues before the first), for people."""
-        cells, size = self.board.grid or self.board.clues, self.board.size
-        return "\n".join(" ".join(cells[start : start + size]) for start in range(0, len(cells), size))
-
-
-# ---- the scripted player ----------------------------------------------------------------------------------------
-
-
-def slipped_grid(board: Board, rng: random.Random, noise: float) -> str:
-    """Return the solution with every blank wrong with one probability, so that all are right with 1 - ``noise``."""
-    per_blank = 1.0 - (1.0 - noise) ** (1.0 / board.clues.count(rules.BLANK))
-    digits = "123456789"[: board.size]
-    cells = []
-    for clue, right in zip(board.clues, board.solution, strict=True):
-        slips = clue == rules.BLANK and rng.random() < per_blank
-        cells.append(rng.choice(digits.replace(right, "")) if slips else right)
-    return "".join(cells)
-
-
 # ---- the environment --------------------------------------------------------------------------------------------
 
 
-class SudokuOptions(EnvOptions):
+class SudokuOptions(SeatOptions):
     """Options of Sudoku."""
 
     size: Literal[4, 9] = 4
@@ -206,10 +114,10 @@ class Sudoku(Env):
         history: list[Attempt] = []
         for round in range(self.options.max_rounds):
             draft: Attempt | None = None
-            if "tool" in self.active_roles:
-                prompt = self._prompt("tool", board, None, history)
+            for seat in self.options.drafting_seats():
+                prompt = self._prompt(seat, board, None, history)
                 drafted = await team.act(
-                    "tool", prompt, score=self._score(board), round=round, expert=self._expert(board, None)
+                    seat, prompt, score=self._score(board), round=round, expert=self._expert(board, None)
                 )
                 draft = drafted.result
             prompt = self._prompt("planner", board, draft, history)
@@ -290,6 +198,8 @@ class Sudoku(Env):
         """Return the scripted player: noise 0 solves; with noise it slips, or trusts whatever was drafted."""
 
         def expert(rng: random.Random, noise: float) -> str:
+            if draft is not None and self.options.blind_planner:
+                return self._write(mended_grid(board, draft, rng))
             grid = slipped_grid(board, rng, noise)
             if grid != board.solution and draft is not None and draft.grid and rng.random() < 0.5:
                 grid = draft.grid
@@ -317,18 +227,20 @@ class Sudoku(Env):
 
     # ---- prompts ----
 
-    def _prompt(self, role: str, board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> Prompt:
+    def _prompt(self, seat: str, board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> Prompt:
+        hidden, own = draft is not None and self.options.blind_planner, not self.options.has_tool
         if self.options.style == "compact":
-            return _compact(role, board if draft is None else Board(board.clues, board.solution).after(draft.grid))
+            shown = board if draft is None else Board(board.clues, board.solution).after(draft.grid)
+            return _compact(seat, shown, hidden=hidden)
         size = self.options.size
         text = _RULES.format(
             size=size,
             box=2 if size == 4 else 3,
             max_rounds=self.options.max_rounds,
-            who=_WHO[role if "tool" in self.active_roles else "alone"],
+            who=self.options.who(_WHO, seat, draft is not None),
             example="\n".join(_example(size)),
         )
-        return [system(text), user(_situation(board, draft, history))]
+        return [system(text), user(_situation(board, draft, history, hidden=hidden, own=own))]
 
 
 _Score: TypeAlias = Callable[[str], Scored[Attempt]]
@@ -336,7 +248,10 @@ _Score: TypeAlias = Callable[[str], Scored[Attempt]]
 _WHO = {
     "tool": "You are the tool of a team of two: you draft the grid, the planner sees your draft checked and decides.",
     "planner": "You are the planner of a team of two: the tool drafts a grid for you, your own answer is placed.",
+    "blind": "You are the planner of a team of two: you do not see the puzzle, the tool does and drafts a grid for "
+    "you; your own answer is placed.",
     "alone": "You are the planner: your answer is placed.",
+    "drafting": "You are the planner: draft a grid first; you will see it checked before you give your answer.",
 }
 # Who is asked stands late: what two roles' prompts begin alike with is computed once.
 _RULES = """\
@@ -358,23 +273,32 @@ def _example(size: int) -> list[str]:
     ]
 
 
-def _situation(board: Board, draft: Attempt | None, history: Sequence[Attempt]) -> str:
-    """Return the part of the plain prompt that changes: puzzle, what was placed, and the draft."""
-    lines = [f"Round {len(history) + 1}. The puzzle:", *rules.rows_of(board.clues)]
+def _situation(board: Board, draft: Attempt | None, history: Sequence[Attempt], *, hidden: bool, own: bool) -> str:
+    """Return the part of the plain prompt that changes: puzzle, what was placed, and the draft.
+
+    Where the puzzle is hidden, so is the grid placed last; the check of the draft says which clues it changed.
+    """
+    whose = "Your" if own else "The tool's"
+    lines = [f"Round {len(history) + 1}."]
+    if not hidden:
+        lines = [f"Round {len(history) + 1}. The puzzle:", *rules.rows_of(board.clues)]
     if history and not history[-1].grid:
         lines.append("Your last answer was not well-formed, so nothing was placed.")
-    if board.grid is not None:
+    if board.grid is not None and not hidden:
         lines += ["The grid placed last, not solved:", *rules.rows_of(board.grid), board.report()]
     if draft is not None and draft.grid:
         checked = Board(board.clues, board.solution, draft.grid)
-        lines += ["The tool's draft, checked but not placed:", *rules.rows_of(draft.grid), checked.report()]
+        report = checked.report()
+        lines += [f"{whose} draft, checked but not placed:", *rules.rows_of(draft.grid), report]
     elif draft is not None:
-        lines.append("The tool's draft was not well-formed.")
+        lines.append(f"{whose} draft was not well-formed.")
     return "\n".join(lines)
 
 
-def _compact(role: str, shown: Board) -> str:
+def _compact(role: str, shown: Board, *, hidden: bool) -> str:
     """Return the prompt of 1 + 3 n*n characters: the role's letter, then per cell its clue, digit and conflict mark.
+
+    The clues are ``-`` where they are hidden.
 
     First asked in a round, the digits are those placed last; asked with a draft, those of the draft (``-`` where there
     are none). A cell's three facts stand side by side and cell i starts at character 1 + 3 i, in the order of the
@@ -382,4 +306,5 @@ def _compact(role: str, shown: Board) -> str:
     """
     grid = "-" * len(shown.clues) if shown.grid is None else shown.grid
     marks = "".join("x" if mark else "-" for mark in shown.marks)
-    return role[0].upper() + "".join(map("".join, zip(shown.clues, grid, marks, strict=True)))
+    clues = "-" * len(grid) if hidden else shown.clues
+    return role[0].upper() + "".join(map("".join, zip(clues, grid, marks, strict=True)))

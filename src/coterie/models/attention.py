@@ -1,7 +1,8 @@
-"""How packed rows attend: masks by position, and PyTorch's fused kernel but for the one case in which it is slow.
+"""How packed rows attend: masks by position, and PyTorch's fused kernel but where it is slow.
 
-On a CPU the backward pass of the fused kernel takes five times as long in bfloat16 as plain matrix products do on rows
-of a few hundred tokens. There, and only while gradients are recorded, attention is written out.
+On a CPU the fused kernel computes what a mask hides as well, wants keys once per head of the queries, and its backward
+pass takes five times as long in bfloat16 as plain matrix products do. There attention goes by blocks
+(``models.blocks``), or is written out where a row is too short for them or a decode step has few queries.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from coterie.models.blocks import block_attention, blocks_of
 
 NAME = "coterie"
 _LONGEST_WRITTEN_OUT = 512
 """Tokens; above this the scores of written-out attention, kept for the backward pass, cost more memory than time."""
+_FEW_QUERIES = 64
+"""The candidates of a prompt in a decode step: the fused kernel takes up to six times as long as plain products."""
 
 
 def attention(
@@ -31,27 +36,38 @@ def attention(
 
     ``attention_mask`` is boolean, True where a query may look.
     """
-    plain = (
-        torch.is_grad_enabled()
-        and query.dtype == torch.bfloat16
-        and query.device.type == "cpu"
+    ours = (
+        query.device.type == "cpu"
         and attention_mask is not None
         and attention_mask.dtype == torch.bool
+        and attention_mask.shape[0] == query.shape[0]
         and dropout == 0.0
-        and key.shape[2] <= _LONGEST_WRITTEN_OUT
         and options.get("position_bias") is None
         and options.get("softcap") is None
     )
-    if not plain or attention_mask is None:
-        output: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
-        return output
-    groups = query.shape[1] // key.shape[1]
-    keys, values = repeat_kv(key, groups), repeat_kv(value, groups)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.matmul(query * scale, keys.transpose(-1, -2)).masked_fill(~attention_mask, float("-inf"))
-    return torch.matmul(scores.softmax(dim=-1), values).transpose(1, 2).contiguous(), None
+    if ours and attention_mask is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        blocks = blocks_of(attention_mask)
+        if blocks is not None:
+            return block_attention(query, key, value, scale, blocks).transpose(1, 2).contiguous(), None
+        short = query.dtype == torch.bfloat16 and key.shape[2] <= _LONGEST_WRITTEN_OUT
+        # Never by whether gradients are recorded: a reference's log-probs must be the policy's to the bit.
+        if short or (query.shape[2] <= _FEW_QUERIES and query.shape[2] < key.shape[2]):
+            return _written_out(query * scale, key, value, attention_mask), None
+    output: tuple[Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+    )
+    return output
+
+
+def _written_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Return attention as two matrix products; heads that share keys and values are one product with them."""
+    rows, heads, queries, width = query.shape
+    groups = key.shape[1]
+    scores = torch.matmul(query.reshape(rows, groups, -1, width), key.transpose(-1, -2))
+    scores = scores.view(rows, groups, -1, queries, key.shape[2]).masked_fill(~mask[:, :, None], float("-inf"))
+    output = torch.matmul(scores.softmax(dim=-1).flatten(2, 3), value)
+    return output.view(rows, heads, queries, -1).transpose(1, 2).contiguous()
 
 
 def layer_masks(
