@@ -17,6 +17,8 @@ from coterie.tensors import load_tensors
 from sharded_toys import gradients, learner, num_batches, policy, samples
 
 LIMIT_S = 280.0
+NEAR = 1e-3
+"""Of weights after two steps: AdamW divides by its own size also a gradient that is nothing but rounding."""
 
 
 def in_two_processes(kind: str, out: Path, source: str = "") -> None:
@@ -58,16 +60,16 @@ def test_two_processes_take_the_steps_of_one_and_each_goes_on_from_the_others_ch
     in_two_processes(kind, tmp_path / "two")
     assert far(expected, load_tensors(tmp_path / "two" / "gradients.safetensors")) <= 1e-5
     weights = {name: weight.detach() for name, weight in alone.policy.weights().items()}
-    assert far(weights, load_tensors(tmp_path / "two" / "weights.safetensors")) <= 1e-5
+    assert far(weights, load_tensors(tmp_path / "two" / "weights.safetensors")) <= NEAR
     updates = json.loads((tmp_path / "two" / "updates.json").read_text())
     assert [row["loss"] for row in updates] == pytest.approx([first.loss, second.loss], rel=1e-4, abs=1e-6)
     assert [row["grad_norm"] for row in updates] == pytest.approx([first.grad_norm, second.grad_norm], rel=1e-4)
     # one process goes on from two, and two from one
     again = learner(kind, policy(kind))
     again.load(tmp_path / "two")
-    assert far(weights, {name: weight.detach() for name, weight in again.policy.weights().items()}) <= 1e-5
+    assert far(weights, {name: weight.detach() for name, weight in again.policy.weights().items()}) <= NEAR
     in_two_processes(kind, tmp_path / "resumed", str(tmp_path / "first"))
-    assert far(weights, load_tensors(tmp_path / "resumed" / "weights.safetensors")) <= 1e-5
+    assert far(weights, load_tensors(tmp_path / "resumed" / "weights.safetensors")) <= NEAR
 
 
 def test_a_kl_penalty_cannot_be_sharded_and_says_what_to_change() -> None:

@@ -71,16 +71,15 @@ class FakeActor:
 
     def run(self, method: str, args: Sequence[Any]) -> Callable[[], Any]:
         self.calls.append(method)
-        for loss in self.losses:
-            if self.name.startswith(loss[0]) and method == loss[1]:
-                self.losses.remove(loss)
-                if loss[2] == 0:
-                    if isinstance(self.worker, EnvWorker):  # a process would take its event loop with it
-                        self.thread.submit(self.worker.drop).result()
-                    self.worker = None
-                else:
-                    self.losses.append((loss[0], method, loss[2] - 1))
-                break
+        place = next((i for i, (n, m, _) in enumerate(self.losses) if self.name.startswith(n) and m == method), None)
+        if place is not None:
+            name, _, left = self.losses.pop(place)
+            if left:
+                self.losses.insert(place, (name, method, left - 1))
+            else:
+                if isinstance(self.worker, EnvWorker):  # a process would take its event loop with it
+                    self.thread.submit(self.worker.drop).result()
+                self.worker = None
         if self.worker is None:
             return partial(die, LostError(f"{self.name} died over {method}"))
         try:
