@@ -68,8 +68,8 @@ class Instant:
         return [(one,) * len(request.candidates) for request in requests]
 
 
-def episodes_per_s(name: str, workers: int, tasks: int, actor: Callable[..., Any]) -> tuple[float, float]:
-    """Return episodes a second, and seconds per batch, of one rollout after one that is not counted."""
+def episodes_per_s(name: str, workers: int, tasks: int, actor: Callable[..., Any]) -> tuple[float, float, float]:
+    """Return episodes a second, seconds per batch, and of these on a CPU of this process, after one rollout unseen."""
     import ray
 
     from coterie.cluster.crew import Router
@@ -93,16 +93,17 @@ def episodes_per_s(name: str, workers: int, tasks: int, actor: Callable[..., Any
     players = [actor(f"env {i}", lambda: spawn(EnvWorker, 0.0, "SPREAD", recipe, renderers)) for i in range(workers)]
     router = Router(players, dict.fromkeys(env.roles, pool))
     rollout = Rollout(make_env=type(env), seats=seats, plan=Plan(mode="chain", num_candidates=1), engine=None)
-    times = []
+    times, spent = [], []
     for step in range(4):
         plays = plays_of(env.tasks("train", 0, tasks), seed=0, purpose="train", step=step, episodes_per_task=1)
-        began = time.monotonic()
+        began, used = time.monotonic(), time.process_time()
         asyncio.run(router.play(rollout, plays))
         times.append(time.monotonic() - began)
+        spent.append(time.process_time() - used)
     for worker in [*players, *pool.workers]:
         worker.stop()
     best = min(times[1:])
-    return tasks / best, statistics.median(times[1:]) / ROUNDS
+    return tasks / best, statistics.median(times[1:]) / ROUNDS, statistics.median(spent[1:]) / ROUNDS
 
 
 def main() -> None:
@@ -125,10 +126,11 @@ def main() -> None:
         )
         rows: dict[str, Any] = {"sleep_s": SLEEP_S, "rounds": ROUNDS, "tasks": options.tasks}
         for workers in options.workers:
-            rows[f"episodes_per_s/{workers}"], _ = episodes_per_s("Sleeper", workers, options.tasks, actor)
-        _, batch_s = episodes_per_s("Quick", max(options.workers), options.tasks, actor)
+            rows[f"episodes_per_s/{workers}"], _, _ = episodes_per_s("Sleeper", workers, options.tasks, actor)
+        _, batch_s, cpu_s = episodes_per_s("Quick", max(options.workers), options.tasks, actor)
         rows["router_ms_per_batch"] = 1e3 * batch_s
         rows["router_ms_per_act"] = 1e3 * batch_s / options.tasks
+        rows["router_cpu_ms_per_act"] = 1e3 * cpu_s / options.tasks
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(rows, indent=1) + "\n")
     print(json.dumps(rows, indent=1))

@@ -22,6 +22,7 @@ from coterie.cluster.engines import EnginePool
 from coterie.cluster.learners import RemoteLearner
 from coterie.cluster.placement import Bundle, Layout, Pool, Seat, address_of, check_fits, local_nodes
 from coterie.cluster.workers import EngineWorker, EnvWorker, LearnerWorker
+from coterie.config import Recipe
 from coterie.errors import ConfigError, TrainError
 from coterie.hardware import HardwareTable
 from coterie.learners import Learns
@@ -134,30 +135,11 @@ class RayTeam:
                 model = ray.put(tensor_bytes(self._lineup.policies[trained[0]].model_weights()))
                 self._pools[trained[0]].send_model(trained[0], model)
             for name in trained:
-                workers = [
-                    self._new(
-                        seat.name,
-                        partial(
-                            spawn,
-                            LearnerWorker,
-                            seat.gpus,
-                            _on(group, seat.bundle),
-                            recipe,
-                            name,
-                            self._threads,
-                            seat.gpus,
-                            model,
-                        ),
-                    )
-                    for seat in pool.update
-                    if name in seat.policies
-                ]
+                make = partial(_learner, recipe, name, self._threads, model, group)
+                workers = [self._new(seat.name, partial(make, seat)) for seat in pool.update if name in seat.policies]
+                meeting, limit_s = self._folder / f".join-{name}", recipe.hardware.deadline_s
                 learners[name] = RemoteLearner(
-                    workers,
-                    self._lineup.policies[name],
-                    self._pools[name],
-                    self._folder / f".join-{name}",
-                    recipe.hardware.deadline_s,
+                    workers, self._lineup.policies[name], self._pools[name], meeting, limit_s
                 )
         return {name: learners[name] for name in recipe.trained_policies}
 
@@ -190,6 +172,12 @@ def spawn(cls: type, gpus: float, strategy: Any, *args: Any) -> Any:
     remote = ray.remote(cls)
     options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "scheduling_strategy": strategy}
     return remote.options(**options).remote(tuple(sys.path), *args)
+
+
+def _learner(recipe: Recipe, name: str, threads: int, model: Any, group: PlacementGroup, seat: Seat) -> Any:
+    """Return the handle of a new update worker of a policy; ``model`` is what a warm start left, or ``None``."""
+    place = _on(group, seat.bundle)
+    return spawn(LearnerWorker, seat.gpus, place, recipe, name, threads, seat.gpus, model)
 
 
 def _on(group: PlacementGroup, bundle: int) -> PlacementGroupSchedulingStrategy:
