@@ -59,19 +59,18 @@ def connected(hardware: HardwareTable, layout: Layout, store_bytes: int) -> Iter
     ``entry.prepare`` has set what Ray reads from the environment. A cluster that is started here is reached from this
     machine only.
     """
-    cluster: Cluster | None = None
     address = address_of(hardware)
-    if address is None:
-        cluster = Cluster()
-        for node in local_nodes(hardware, layout):
-            cluster.add_node(
-                num_cpus=int(node.cpus),
-                object_store_memory=store_bytes,
-                include_dashboard=False,
-                node_ip_address=LOOPBACK,
-            )
-        address = cluster.address
+    cluster = Cluster() if address is None else None
     try:
+        if cluster is not None:
+            for node in local_nodes(hardware, layout):
+                cluster.add_node(
+                    num_cpus=int(node.cpus),
+                    object_store_memory=store_bytes,
+                    include_dashboard=False,
+                    node_ip_address=LOOPBACK,
+                )
+            address = cluster.address
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError) as error:
