@@ -87,8 +87,9 @@ class RayActor:
         self._max_restarts = max_restarts
         self._tell = tell
         self.restarts = 0
-        self._born = False
         self.handle: Any = make()
+        # Asked for before anything else, since an actor takes its calls in their order.
+        self._birth: Any = self.handle.__ray_ready__.remote()
 
     def wait(self, ref: Any, doing: str) -> Any:
         """Return what a call of this worker comes to. ``doing`` says in errors what it was about.
@@ -96,9 +97,9 @@ class RayActor:
         ``LostError`` where the worker died or let its deadline pass; what the call itself raises is raised here, and
         ``TrainError`` where the whole cluster is gone.
         """
-        if not self._born:
-            self._get(self.handle.__ray_ready__.remote(), "its start", max(_BIRTH_S, self._deadline_s))
-            self._born = True
+        if self._birth is not None:
+            self._get(self._birth, "its start", max(_BIRTH_S, self._deadline_s))
+            self._birth = None
         return self._get(ref, doing, self._deadline_s)
 
     def restart(self, why: LostError) -> None:
@@ -112,8 +113,8 @@ class RayActor:
                 "worker's log in Ray's session folder, then go on with --resume"
             ) from why
         self.stop()
-        self._born = False
         self.handle = self._make()
+        self._birth = self.handle.__ray_ready__.remote()
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""
