@@ -32,6 +32,7 @@ from coterie.cli import app
 from coterie.config import KLTable, OptimizerTable, PolicyTable, Recipe, override, parse_recipe, read_recipe
 from coterie.env import BUILT_IN, env_class
 from coterie.errors import ConfigError
+from coterie.hardware import HardwareTable, PolicyHardware
 from coterie.lineup import check_env_fits
 from coterie.run_tables import (
     CreditTable,
@@ -253,6 +254,8 @@ TABLES: dict[str, type[BaseModel]] = {
     "[eval]": EvalTable,
     "[sandbox]": SandboxTable,
     "[imitate]": ImitateTable,
+    "[hardware]": HardwareTable,
+    "[hardware.policies.NAME]": PolicyHardware,
 }
 
 

@@ -23,8 +23,9 @@ def check(
     ] = False,
 ) -> None:
     """Load everything a recipe names, and print it with every default, its tokens per step and its memory."""
+    from coterie.cluster.entry import check_placement
     from coterie.dry_play import check_prompts
-    from coterie.estimate import load_table, memory_table, policy_memory, recipe_table, role_loads
+    from coterie.estimate import load_table, memory_table, placement_table, policy_memory, recipe_table, role_loads
     from coterie.lineup import assemble, check_env_fits
     from coterie.trackers import check_trackers
 
@@ -38,11 +39,13 @@ def check(
     lineup = assemble(resolved)
     check_prompts(lineup, "train", resolved.eval.final_split)
     loads = role_loads(lineup)
+    places = check_placement(lineup)
     console = Console()
     for table in (
         recipe_table(written, resolved),
         load_table(loads, resolved),
         memory_table([policy_memory(lineup, name) for name in resolved.policies]),
+        *([placement_table(places)] if places else []),
     ):
         console.print(table, crop=False)  # what is too wide for the terminal is wrapped by it, and not lost
     console.print(Text(f"{source.recipe} is a recipe that can be trained"), soft_wrap=True)

@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from coterie.errors import ConfigError
+from coterie.hardware import HardwareTable as HardwareTable
+from coterie.hardware import PolicyHardware
 from coterie.policy_tables import KLTable as KLTable
 from coterie.policy_tables import LoraTable as LoraTable
 from coterie.policy_tables import OptimizerTable as OptimizerTable
@@ -55,6 +57,7 @@ class Recipe(Table):
     eval: EvalTable = EvalTable()
     sandbox: SandboxTable = SandboxTable()
     imitate: ImitateTable | None = None
+    hardware: HardwareTable = HardwareTable()
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ("tensorboard",)
 
     @model_validator(mode="after")
@@ -81,6 +84,9 @@ class Recipe(Table):
                 "sampling.num_candidates = 1: a baseline needs at least 2 candidates to compare; "
                 "every advantage would be 0. Set it to 2 or more (8 is usual)"
             )
+        stray = sorted(set(self.hardware.policies) - set(self.policies))
+        if stray:
+            raise ValueError(f"hardware.policies.{stray[0]}: no such policy; known are {sorted(self.policies)}")
         self._every_step_trains()
         if (self.loss.aggregation == "constant") != (self.loss.constant is not None):
             raise ValueError('loss.constant goes with loss.aggregation = "constant", and only with it')
@@ -177,15 +183,17 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
         "eval": EvalTable,
         "sandbox": SandboxTable,
         "imitate": ImitateTable,
+        "hardware": HardwareTable,
     }
     maps: dict[str, type[BaseModel]] = {"policies": PolicyTable, "roles": RoleSampling}
     for key, value in raw.items():
         if not isinstance(value, Mapping):
             continue
         if key in maps and model is not EnvTable:
+            inside = PolicyHardware if model is HardwareTable else maps[key]
             for name, inner in value.items():
                 if isinstance(inner, Mapping):
-                    _refuse_unknown(inner, maps[key], f"{where}{key}.{name}.")
+                    _refuse_unknown(inner, inside, f"{where}{key}.{name}.")
         elif key in tables and model is not EnvTable:
             _refuse_unknown(value, tables[key], f"{where}{key}.")
 

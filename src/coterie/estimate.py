@@ -213,6 +213,14 @@ def memory_table(memories: list[PolicyMemory]) -> RenderableType:
     return titled("Memory, about (without the cache of generation)", table)
 
 
+def placement_table(places: Sequence[tuple[str, str, str]]) -> RenderableType:
+    """Return which worker processes a run has, with what devices; see ``cluster.entry.check_placement``."""
+    table = Table("worker", "policies", "bundle: devices of the worker")
+    for row in places:
+        table.add_row(*(Text(cell) for cell in row))
+    return titled(f"{len(places)} worker processes", table)
+
+
 def readable_bytes(count: int) -> str:
     """Return a number of bytes in the largest binary unit that leaves at least 1: 1536 -> ``"1.5 KiB"``."""
     value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]

@@ -9,8 +9,9 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -163,6 +164,10 @@ class Learner:
         if self.reference_adapter is not None:
             return dict(self.reference_adapter.weights())
         return {} if self.reference is None else dict(self.reference.named_parameters())
+
+    def begin(self, samples: Sequence[Sample], spent: float = 0.0) -> Callable[[], Update]:
+        """Return the step itself: in one process nothing runs beside it."""
+        return partial(self.step, samples, spent)
 
     def step(self, samples: Sequence[Sample], spent: float = 0.0) -> Update:
         """Train on one batch of this policy's own samples at its current version; return what happened.
@@ -349,3 +354,6 @@ class Learner:
         self.policy.version = int(state["counters"]["version"])
         self.optimizer_steps = int(state["counters"]["optimizer_steps"])
         self.skipped_in_a_row = int(state["counters"]["skipped_in_a_row"])
+
+    def kept(self, folder: Path) -> None:
+        """Nothing to note: a learner in this process ends only with the run."""

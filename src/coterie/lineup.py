@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -17,18 +18,27 @@ from coterie.engines.torch import TorchEngine
 from coterie.env import Env, make_env
 from coterie.errors import ConfigError
 from coterie.keyed import keyed_random
+from coterie.learners import Learns, learner_of
 from coterie.models.adapters import Adapter, Resident
 from coterie.models.attention import use_attention
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel
 from coterie.models.policy import Policy
-from coterie.rollout import Event, ExpertDraw, Limits, Rollout
+from coterie.rollout import Crew, Event, ExpertDraw, Limits, Rollout
 from coterie.run_tables import EnvTable
 from coterie.sandbox import shared
 from coterie.team import Plan, Seating
 from coterie.tensors import restore_tensors, save_tensors
 from coterie.trained import RESIDENT, load_model
 from coterie.types import Task
+
+
+class Elsewhere(Crew, Protocol):
+    """Other processes, of this machine or of others, that play and train for a lineup."""
+
+    def make_learners(self) -> dict[str, Learns]:
+        """Return a learner per trained policy, which starts from the lineup's weights as they are now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,8 @@ class Lineup:
     """The policies' models (the same objects) with their tokenizers, as ``models.loading.save`` takes them."""
     residents: Mapping[str, Resident] = field(default_factory=dict)
     """Models with adapters beside them, by the first policy that has one there."""
+    elsewhere: Elsewhere | None = None
+    """Who plays and trains instead of this process; then the policies here are only as new as their versions say."""
 
     def make_env(self) -> Env:
         """Return a fresh env."""
@@ -138,7 +150,17 @@ class Lineup:
             event=event,
             before_batch=before_batch,
             expert=expert,
+            crew=self.elsewhere,
         )
+
+    def make_learners(self) -> dict[str, Learns]:
+        """Return one learner per trained policy."""
+        if self.elsewhere is not None:
+            return self.elsewhere.make_learners()
+        return {
+            name: learner_of(self.recipe, self.policies[name], self.bases.get(name))
+            for name in self.recipe.trained_policies
+        }
 
     def save_warmed(self, folder: Path) -> None:
         """Write the models that a warm start has changed and no policy owns, each once, into its policy's folder."""

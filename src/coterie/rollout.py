@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from coterie.engines import Completion, Engine, Request
 from coterie.env import Env, Expert
@@ -22,6 +23,8 @@ _REFUSALS = (ConfigError.__name__, EnvError.__name__)
 Event = Callable[[str, Mapping[str, str | int]], None]
 """``event(kind, fields)``: where retries, failures and overflows are told."""
 ExpertDraw = Callable[[Request, Expert | None], tuple[Completion, ...]]
+Exchange = Callable[[Sequence[Request]], Awaitable[list[tuple[Completion, ...]]]]
+"""``await exchange(requests)``: what ``Engine.generate`` returns, from an engine that is somewhere else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +110,15 @@ class _Batcher:
     So a batch depends on the episodes alone, not on timing: the deterministic clock of design section 5.
     """
 
-    def __init__(self, engine: Engine | None, before_batch: Callable[[], None], expert: ExpertDraw | None) -> None:
+    def __init__(
+        self,
+        engine: Engine | None,
+        exchange: Exchange | None,
+        before_batch: Callable[[], None],
+        expert: ExpertDraw | None,
+    ) -> None:
         self.engine = engine
+        self.exchange = exchange
         self.before_batch = before_batch
         self.expert = expert
         self.guests: list[_Guest] = []
@@ -125,7 +135,7 @@ class _Batcher:
         """Serve batches until no episode is live; raises what ``before_batch`` raises."""
         while self.live:
             if await self._settled():
-                self._run()
+                await self._run()
             else:
                 self._changed.clear()
                 await self._changed.wait()
@@ -141,7 +151,7 @@ class _Batcher:
             seen = self._count
         return True
 
-    def _run(self) -> None:
+    async def _run(self) -> None:
         """Generate for everything that waits; an engine failure goes to every act of the batch."""
         self.before_batch()
         batch = sorted((item for guest in self.guests for item in guest.waiting), key=lambda item: item[0].key())
@@ -152,8 +162,11 @@ class _Batcher:
         results: list[tuple[Completion, ...]] = []
         with guarded("engine", failures.append):
             fault_point("rollout-batch", requests[0].episode.step)
-            assert self.engine is not None
-            results = self.engine.generate(requests)
+            if self.exchange is not None:
+                results = await self.exchange(requests)
+            else:
+                assert self.engine is not None
+                results = self.engine.generate(requests)
             check_completions(requests, results)
         for index, (_, future) in enumerate(batch):
             if failures:
@@ -193,6 +206,14 @@ def no_check() -> None:
     """Let the batch run."""
 
 
+class Crew(Protocol):
+    """Those who play the episodes of a rollout somewhere else than in this process."""
+
+    async def play(self, rollout: Rollout, plays: Sequence[Play]) -> list[Episode]:
+        """Return one episode per play, in order, just as the rollout would have played them itself."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """Everything that plays of one kind share. ``run`` plays them."""
@@ -201,12 +222,16 @@ class Rollout:
     seats: Mapping[str, Seating]
     plan: Plan
     engine: Engine | None
-    """``None`` only where ``expert`` answers instead."""
+    """``None`` only where ``expert``, ``exchange`` or a ``crew`` answers instead."""
     limits: Limits = Limits()
     event: Event = no_event
     before_batch: Callable[[], None] = no_check
     """Runs before every batch; whatever it raises abandons the rollout."""
     expert: ExpertDraw | None = None
+    exchange: Exchange | None = None
+    """Answers instead of the engine, where that is in another process."""
+    crew: Crew | None = None
+    """Plays instead of this process; ``None``: nobody does. Experts answer in this process all the same."""
 
     def run(self, plays: Sequence[Play]) -> list[Episode]:
         """Return ``play`` from code that is not async."""
@@ -234,8 +259,10 @@ class Rollout:
 
     async def _run(self, plays: Sequence[Play]) -> list[Episode]:
         """Play all, side by side, while the batcher serves them."""
+        if self.crew is not None and self.expert is None:
+            return await self.crew.play(self, plays)
         engine = None if self.engine is None else self.engine.remembering()
-        batcher = _Batcher(engine, self.before_batch, self.expert)
+        batcher = _Batcher(engine, self.exchange, self.before_batch, self.expert)
         batcher.live = len(plays)
         tasks = [asyncio.create_task(self._episode(play, batcher)) for play in plays]
         try:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from coterie.checkpoint import CheckpointStore, truncate_journals
+from coterie.cluster.entry import placed
 from coterie.config import Recipe, dump_recipe, flat, read_recipe
 from coterie.dry_play import check_prompts
 from coterie.durable import LOCK_NAME, RunLock, atomic_write_json, check_writable
@@ -223,7 +224,7 @@ def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool, 
         return
     lines = "\n".join(f"  {key}: {before.get(key, '(absent)')!r} -> {after.get(key, '(absent)')!r}" for key in changed)
     lines += "".join(f"\n  {remark}" for remark in remarks)
-    refused = [key for key in changed if key not in _COMPATIBLE and not key.startswith("eval.")]
+    refused = [key for key in changed if key not in _COMPATIBLE and not key.startswith(("eval.", "hardware."))]
     if refused:
         raise ConfigError(
             f"the recipe differs from the run's in keys that cannot change while it runs ({', '.join(refused)}):"
@@ -235,11 +236,15 @@ def check_changes(old: Mapping[str, Any], new: Mapping[str, Any], accept: bool, 
         )
 
 
-def _train(lineup: Lineup, run_dir: Path, listener: Listener) -> Mapping[str, Json]:
+def _train(assembled: Lineup, run_dir: Path, listener: Listener) -> Mapping[str, Json]:
     """Train in a locked folder, from its newest checkpoint if it has one."""
     began = time.monotonic()
     code_version()  # noted now: a long run's checkout may be at another commit by its end
-    with Recorder(run_dir) as recorder, stop_signals() as stop:
+    with (
+        Recorder(run_dir) as recorder,
+        placed(assembled, lambda kind, fields: recorder.event(kind, **fields), run_dir) as lineup,
+        stop_signals() as stop,  # last, because Ray sets a handler of its own
+    ):
 
         def check_stop() -> None:
             stop.check()

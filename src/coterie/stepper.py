@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from coterie.config import OptimizerTable
-from coterie.tensors import flatten_optimizer, load_tensors, restore_optimizer, restore_tensors, save_tensors
+from coterie.tensors import flatten_optimizer, load_tensors, restore_optimizer, restore_tensors, save_tensors, whole
 from coterie.types import Json
 
 _CHANGE_PROBES = 4096
@@ -66,7 +66,7 @@ class Stepper:
         for weight, master in zip(self.weights, self.masters, strict=True):
             if master is not weight:
                 master.grad = None if weight.grad is None else weight.grad.float()
-        return float(torch.nn.utils.clip_grad_norm_(self.masters, self.table.max_grad_norm))
+        return float(whole(torch.nn.utils.clip_grad_norm_(self.masters, self.table.max_grad_norm)))
 
     @torch.no_grad()
     def step(self, lr: float) -> float:
@@ -103,7 +103,7 @@ def _named(names: Sequence[str], tensors: Sequence[Tensor]) -> dict[str, Tensor]
 
 def _probe(weight: Tensor) -> Tensor:
     """Return evenly spread entries of a tensor, at most ``_CHANGE_PROBES``."""
-    flat = weight.detach().reshape(-1)
+    flat = whole(weight.detach()).reshape(-1)
     return flat[:: max(1, flat.numel() // _CHANGE_PROBES)]
 
 

@@ -9,11 +9,24 @@ from pathlib import Path
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from coterie.errors import CheckpointError, TrainError
 from coterie.types import Json
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all of a tensor that may be sharded over processes; then all of them must ask, in the same order."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def like(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that every process has, sharded as the target is."""
+    if not isinstance(target, DTensor):
+        return full
+    return distribute_tensor(full.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -24,7 +37,7 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     owned: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        plain = tensor.detach().to("cpu").contiguous()
+        plain = whole(tensor.detach()).to("cpu").contiguous()
         address = plain.untyped_storage().data_ptr()
         # safetensors refuses shared memory, and tied weights share theirs
         owned[name] = plain.clone() if address in seen else plain
@@ -48,13 +61,31 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@torch.no_grad()
+def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return named tensors as the bytes of a safetensors file; no two may share memory."""
+    data: bytes = safetensors.torch.save(
+        {name: whole(t.detach()).to("cpu").contiguous() for name, t in tensors.items()}
+    )
+    return data
+
+
+def tensors_of(data: bytes) -> dict[str, torch.Tensor]:
+    """Return the tensors that ``tensor_bytes`` was given, on the CPU, bit for bit."""
+    tensors: dict[str, torch.Tensor] = safetensors.torch.load(data)
+    return tensors
+
+
 def restore_tensors(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
     """Copy a file's tensors into these; ``CheckpointError`` unless it has every name and no other, in the same shapes.
 
     Nothing is copied where something does not fit.
     """
-    saved = load_tensors(path)
+    copy_tensors(load_tensors(path), targets, str(path))
+
+
+@torch.no_grad()
+def copy_tensors(saved: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor], path: str) -> None:
+    """Copy tensors into others, as ``restore_tensors`` does; ``path`` says in errors where they come from."""
     if set(saved) != set(targets):
         different = sorted(set(saved) ^ set(targets))
         raise CheckpointError(f"{path}: tensors differ from the policy's, first {different[0]!r} of {len(different)}")
@@ -65,7 +96,7 @@ def restore_tensors(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
                 "with the model and adapter settings the checkpoint was written with"
             )
     for name, tensor in targets.items():
-        tensor.copy_(saved[name])
+        tensor.copy_(like(saved[name], tensor))
 
 
 def flatten_optimizer(
@@ -128,6 +159,8 @@ def restore_optimizer(
             raise CheckpointError(
                 f"optimiser state {full_key!r} has shape {tuple(value.shape)}, expected {tuple(shape)}"
             )
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            value = like(value, parameters[index_of[name]])
         state.setdefault(index_of[name], {})[key] = value
     groups = [
         {key: tuple(value) if isinstance(own.get(key), tuple) else value for key, value in saved.items()}

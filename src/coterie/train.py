@@ -19,7 +19,8 @@ from coterie.errors import TrainError
 from coterie.evaluate import Score, evaluate, solved_counts
 from coterie.faults import fault_point
 from coterie.imitate import Progress, warm_start
-from coterie.learner import Learner, Update
+from coterie.learner import Update
+from coterie.learners import Learns
 from coterie.lineup import Lineup, TaskStream
 from coterie.record import Recorder, flat_numbers, mean
 from coterie.rollout import plays_of
@@ -72,7 +73,7 @@ class Run:
         self.listener = listener
         self.store = CheckpointStore(run_dir, keep=recipe.train.keep)
         self.stream = TaskStream(lineup.make_env(), "train", recipe.seed)
-        self.learners: dict[str, Learner] = {}
+        self.learners: dict[str, Learns] = {}
         self.next_step = 0
         self.position = 0  # of the stream after the last whole step; tasks of an abandoned step are still to come
         self.best: float | None = None
@@ -137,12 +138,16 @@ class Run:
     def update(self, report: CreditReport) -> dict[str, Update]:
         """Give every policy that this step trains the samples of its roles: ``steps_per_batch`` optimiser steps."""
         samples = samples_by_policy(report.credits, self.learners)
+        begun = {
+            name: learner.begin(samples[name], self.spent)
+            for name, learner in self.learners.items()
+            if self.recipe.policies[name].trains_at(self.next_step)
+        }
         updates = {}
-        for name, learner in self.learners.items():
-            if not self.recipe.policies[name].trains_at(self.next_step):
-                continue
+        for name, finish in begun.items():
             fault_point("update", self.next_step)
-            updates[name] = learner.step(samples[name], self.spent)
+            updates[name] = finish()
+            learner = self.learners[name]
             if learner.skipped_in_a_row >= self.recipe.train.max_skipped_updates:
                 raise TrainError(
                     f"policy {name!r}: {learner.skipped_in_a_row} updates in a row had a non-finite gradient or loss; "
@@ -161,20 +166,7 @@ class Run:
 
     def make_learners(self) -> None:
         """Make one learner per trained policy."""
-        train = self.recipe.train
-        self.learners = {
-            name: Learner(
-                self.lineup.policies[name],
-                self.recipe.policies[name],
-                self.recipe.loss,
-                total_steps=self.recipe.num_updates(name) * train.steps_per_batch,
-                steps_per_batch=train.steps_per_batch,
-                micro_batch_tokens=train.micro_batch_tokens,
-                autocast=train.precision == "bfloat16",
-                base=self.lineup.bases.get(name),
-            )
-            for name in self.recipe.trained_policies
-        }
+        self.learners = self.lineup.make_learners()
 
     def pay(self) -> None:
         """Do the evaluations that are due. One that an interrupt cuts short stays due, in the checkpoint too."""
@@ -234,7 +226,10 @@ class Run:
             "owed": list(self.owed),
             "torch_threads": torch.get_num_threads(),
         }
-        return self.store.save(self.next_step, self._write, self.recorder.journals, meta)
+        path = self.store.save(self.next_step, self._write, self.recorder.journals, meta)
+        for name, learner in self.learners.items():
+            learner.kept(path / name)
+        return path
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over a checkpoint: weights, optimisers, versions, data position, best score."""

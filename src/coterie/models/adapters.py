@@ -63,12 +63,7 @@ class Resident:
                 self._tuner.peft_config[key] = config
                 self._tuner.inject_adapter(self.model, key)
         self._layers = {name: m for name, m in self.model.named_modules() if isinstance(m, LoraLayer)}
-        tensors: dict[str, Parameter] = {}
-        for name, layer in self._layers.items():
-            if key in layer.lora_A:
-                tensors[f"{name}.lora_A.weight"] = layer.lora_A[key].weight
-                tensors[f"{name}.lora_B.weight"] = layer.lora_B[key].weight
-        self._tensors[key] = tensors
+        tensors = self._tensors[key] = self._found(key)
         self._activate(BASE)
         with torch.no_grad():
             for name, tensor in tensors.items():
@@ -78,6 +73,19 @@ class Resident:
                 else:
                     tensor.zero_()
         return Adapter(self, key, lora, tuple(targets))
+
+    def find_again(self) -> None:
+        """Look for the adapters' tensors once more: sharding puts others into the modules."""
+        self._tensors = {key: self._found(key) for key in self._tensors}
+
+    def _found(self, key: str) -> dict[str, Parameter]:
+        """Return the tensors of an adapter as they are in the model's modules now."""
+        tensors: dict[str, Parameter] = {}
+        for name, layer in self._layers.items():
+            if key in layer.lora_A:
+                tensors[f"{name}.lora_A.weight"] = layer.lora_A[key].weight
+                tensors[f"{name}.lora_B.weight"] = layer.lora_B[key].weight
+        return tensors
 
     def adapter_off(self) -> Adapter:
         """Return what a policy has that plays the model as it is."""
