@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from coterie.engines.torch import TorchEngine
 from coterie.env import Team
 from coterie.errors import ConfigError
 from coterie.lineup import Lineup, assemble, check_env_fits
-from coterie.machine import available_memory
+from coterie.machine import available_memory, limit_kernel_caches, peak_memory, release_memory, resident_memory
 from coterie.models.chat import ChatRenderer
 from coterie.models.tiny import tiny_tokenizer
 from coterie.probe import Packer, Probe, take_probe, trained_ids
@@ -444,6 +445,35 @@ def test_memory_that_is_left_is_the_smaller_of_the_machines_and_the_containers(t
     assert available_memory(meminfo, tmp_path) == 8192
     (tmp_path / "memory.max").write_text("5000\n")
     assert available_memory(meminfo, tmp_path) == 4000
+
+
+def test_the_memory_of_a_process_is_read_from_its_status(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    assert (resident_memory(status), peak_memory(status)) == (None, None)
+    status.write_text("Name:\tx\nVmHWM:\t    20 kB\nVmRSS:\t    10 kB\n")
+    assert (resident_memory(status), peak_memory(status)) == (10240, 20480)
+
+
+def test_caches_of_kernels_are_limited_unless_the_environment_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    limit_kernel_caches()
+    assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "64")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what a process takes")
+def test_freed_memory_is_given_back() -> None:
+    """Blocks too small to be mapped one by one, with one in use above them: the heap cannot shrink by itself."""
+    blocks = [bytes(100_000) for _ in range(1000)]
+    pin = bytes(100_000)
+    del blocks
+    before = resident_memory()
+    release_memory()
+    after = resident_memory()
+    assert len(pin) == 100_000
+    assert before is not None
+    assert after is not None
+    assert after <= before
 
 
 TOML = """

@@ -108,7 +108,7 @@ def test_no_module_imports_a_later_one() -> None:
 
 def test_the_package_itself_imports_only_what_it_exports() -> None:
     known = set(source_modules())
-    assert {name for _, name in imported(source_modules()[""], known)} == {"api", "env", "types"}
+    assert {name for _, name in imported(source_modules()[""], known)} == {"api", "env", "machine", "types"}
 
 
 def test_a_wrong_import_would_be_found_also_inside_a_function(tmp_path: Path) -> None:

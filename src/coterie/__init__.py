@@ -5,6 +5,7 @@ What an environment is written with, and ``load``, which plays with a trained te
 
 from coterie.api import TrainedTeam, load
 from coterie.env import Env, EnvOptions, Team
+from coterie.machine import limit_kernel_caches
 from coterie.types import Episode, Outcome, Reward, Scored, Task, assistant, system, user
 
 __all__ = [
@@ -22,3 +23,5 @@ __all__ = [
     "system",
     "user",
 ]
+
+limit_kernel_caches()  # before torch is loaded, which reads it once

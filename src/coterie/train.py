@@ -22,6 +22,7 @@ from coterie.imitate import Progress, warm_start
 from coterie.learner import Update
 from coterie.learners import Learns
 from coterie.lineup import Lineup, TaskStream
+from coterie.machine import peak_memory, release_memory
 from coterie.record import Recorder, flat_numbers, mean
 from coterie.rollout import plays_of
 from coterie.spent import part
@@ -81,6 +82,8 @@ class Run:
         self.imitation: dict[str, float] = {}
         self.owed: list[str] = []  # evaluations that are due and not written yet, by name
         self.spent_s = 0.0
+        self.peaks: dict[str, int] = {}
+        self._phase_ends("load")
 
     # ---- the loop -----------------------------------------------------------------------------------------------
 
@@ -95,9 +98,11 @@ class Run:
             start = time.monotonic()
             with part("rollout: environment"):
                 played = self.play(step)
+            self._phase_ends("rollout")
             rolled = time.monotonic()
             with part("update: other"):
                 updates = self.update(played.credit)
+            self._phase_ends("update")
             done = time.monotonic()
             self.next_step, self.position = step + 1, self.stream.position
             resting = [name for name in self.learners if name not in updates]
@@ -162,6 +167,7 @@ class Run:
         if self.recipe.imitate is not None:
             with part("warm start", whole=True):
                 self.imitation = warm_start(self.lineup, self._event, self.listener.stop, self.listener.imitate)
+            self._phase_ends("warm start")
         self.make_learners()
 
     def make_learners(self) -> None:
@@ -203,6 +209,7 @@ class Run:
                 event=self._event,
                 before_batch=self.listener.stop,
             )
+        self._phase_ends("evaluation")
         self.recorder.evals(self.next_step, {"name": name, **score.row()})
         if name != "validation":
             self.recorder.solved(name, solved_counts(episodes))
@@ -248,6 +255,16 @@ class Run:
         self.owed = [str(name) for name in owed] if isinstance(owed, list) else []
 
     # ---- machinery below ----------------------------------------------------------------------------------------
+
+    def _phase_ends(self, name: str) -> None:
+        """Note the peak of the process where this phase raised it, and give back what the next one cannot use.
+
+        An update's tensors do not fit where those of a rollout were, and the reverse.
+        """
+        peak = peak_memory()
+        if peak is not None and peak > max(self.peaks.values(), default=0):
+            self.peaks[name] = peak
+        release_memory()
 
     @property
     def spent(self) -> float:

