@@ -402,6 +402,7 @@ def test_other_systems_than_linux_are_told_what_is_left(monkeypatch: pytest.Monk
 
 
 def test_a_process_has_one_shared_pool_which_follows_its_settings() -> None:
+    shared.configure(shared.SandboxSettings(slots=2))  # closes what ran with other settings
     shared.configure(shared.SandboxSettings())
     assert shared.started_tier() is None
     shared.configure(shared.SandboxSettings(slots=1))
