@@ -35,10 +35,6 @@ from coterie.run_tables import (
     TrainTable,
 )
 
-GroupKey = Literal["task", "role", "round", "prompt"]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-StopString = Annotated[str, Field(min_length=1)]
-
 
 class Recipe(Table):
     """A whole run."""
@@ -163,14 +159,29 @@ def _first_idle(tables: Sequence[PolicyTable], steps: int) -> int | None:
     return None
 
 
-def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
-    """Raise ``ConfigError`` with the nearest known key for the first unknown key of a table."""
-    known = {field.alias or name: field for name, field in model.model_fields.items()}
+def refuse_unknown_keys(raw: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
+    """Raise ``ConfigError`` with the nearest known key for the first key that a table does not have."""
+    known = sorted(field.alias or name for name, field in model.model_fields.items())
     for key in raw:
         if key not in known and model.model_config.get("extra") == "forbid":
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"did you mean {where + near[0]!r}? " if near else ""
-            raise ConfigError(f"unknown key {where + key!r}: {hint}Known here: {', '.join(sorted(known))}")
+            raise ConfigError(f"unknown key {where + key!r}: {hint}Known here: {', '.join(known)}")
+
+
+def reasons(error: ValidationError) -> str:
+    """Return what pydantic found wrong: the place of each fault, what was expected, and what was there."""
+    lines = []
+    for item in error.errors():
+        place, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
+        got = "" if item["type"] in ("value_error", "missing") else f" (got {item['input']!r})"
+        lines.append(f"{place}: {message}{got}" if place else message)
+    return "; ".join(lines)
+
+
+def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
+    """Refuse the first unknown key of a table and of those inside it."""
+    refuse_unknown_keys(raw, model, where)
     tables: dict[str, type[BaseModel]] = {
         "env": EnvTable,
         "optimizer": OptimizerTable,
@@ -218,13 +229,7 @@ def parse_recipe(raw: Mapping[str, Any], source: str) -> Recipe:
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:
-        lines = []
-        for item in error.errors():
-            place = ".".join(str(part) for part in item["loc"])
-            message = item["msg"].removeprefix("Value error, ")
-            got = "" if item["type"] in ("value_error", "missing") else f" (got {item['input']!r})"
-            lines.append(f"{place}: {message}{got}" if place else message)
-        raise ConfigError(f"{source}: " + "; ".join(lines)) from error
+        raise ConfigError(f"{source}: {reasons(error)}") from error
 
 
 def override(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

@@ -8,13 +8,10 @@ from pydantic import Field, model_validator
 
 from coterie.policy_tables import NonNegative, Positive, Table
 
-EngineName = Literal["torch", "vllm"]
-
 
 class PolicyHardware(Table):
     """``[hardware.policies.NAME]``: what differs for one policy; ``None`` means as in ``[hardware]``."""
 
-    engine: EngineName | None = None
     rollout_workers: Positive | None = None
     update_workers: Positive | None = None
     rollout_gpus: NonNegative | None = None
@@ -26,8 +23,6 @@ class HardwareTable(Table):
     """Which processes a run has. ``local``: this one only; all other keys belong to ``ray``."""
 
     backend: Literal["local", "ray"] = "local"
-    engine: EngineName = "torch"
-    """What generates; ``vllm`` needs ``coterie[vllm]``."""
     rollout_workers: Positive = 1
     """Engines per policy; policies that share a model in memory share them too."""
     update_workers: Positive = 1

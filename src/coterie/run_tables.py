@@ -6,12 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from coterie.policy_tables import KLTable as KLTable
-from coterie.policy_tables import LoraTable as LoraTable
-from coterie.policy_tables import NonNegative, Positive
-from coterie.policy_tables import OptimizerTable as OptimizerTable
-from coterie.policy_tables import PolicyTable as PolicyTable
-from coterie.policy_tables import Table as Table
+from coterie.policy_tables import NonNegative, Positive, Table
 
 GroupKey = Literal["task", "role", "round", "prompt"]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

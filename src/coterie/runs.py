@@ -305,7 +305,7 @@ def summarise(run: Run, total_s: float) -> dict[str, Json]:
         "imitation_loss": dict(run.imitation),
         "best_validation": run.best,
         **({} if tier is None else {"sandbox": tier}),
-        "peak_memory_mb": _mb(max(run.peaks.values(), default=0)),
+        "peak_memory_mb": _mb(max(run.peaks.values())) if run.peaks else None,
         "peak_memory_mb_by_phase": {phase: _mb(count) for phase, count in run.peaks.items()},
         **by_name,
     }

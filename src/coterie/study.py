@@ -5,7 +5,6 @@ What cannot work is refused before anything starts. ``study_jobs`` makes the run
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import tomllib
@@ -14,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from coterie.config import PolicyTable, Recipe, dump_recipe, flat, override, read_recipe
+from coterie.config import PolicyTable, Recipe, dump_recipe, flat, override, read_recipe, reasons, refuse_unknown_keys
 from coterie.env import env_class
 from coterie.errors import ConfigError
 from coterie.lineup import check_env_fits
@@ -154,22 +153,20 @@ def read_study(path: Path, folder: Path, settings: Sequence[str] = ()) -> Study:
 
 def parse_study(raw: Mapping[str, Any], source: str) -> StudyFile:
     """Return a study file's content, checked by itself; ``ConfigError`` names the key and what is expected."""
-    _refuse_unknown(raw, StudyFile, "", source)
-    for table, model in (("budget", BudgetTable), ("eval", StudyEval)):
-        if isinstance(raw.get(table), Mapping):
-            _refuse_unknown(raw[table], model, f"{table}.", source)
-    for variant in raw.get("variants", ()) if isinstance(raw.get("variants"), list) else ():
-        if isinstance(variant, Mapping):
-            _refuse_unknown(variant, Variant, "variants.", source)
+    try:
+        refuse_unknown_keys(raw, StudyFile, "")
+        for table, model in (("budget", BudgetTable), ("eval", StudyEval)):
+            if isinstance(raw.get(table), Mapping):
+                refuse_unknown_keys(raw[table], model, f"{table}.")
+        for variant in raw.get("variants", ()) if isinstance(raw.get("variants"), list) else ():
+            if isinstance(variant, Mapping):
+                refuse_unknown_keys(variant, Variant, "variants.")
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
     try:
         return StudyFile.model_validate(raw)
     except ValidationError as error:
-        lines = []
-        for item in error.errors():
-            place, message = ".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, ")
-            got = "" if item["type"] in ("value_error", "missing") else f" (got {item['input']!r})"
-            lines.append(f"{place}: {message}{got}" if place else message)
-        raise ConfigError(f"{source}: " + "; ".join(lines)) from error
+        raise ConfigError(f"{source}: {reasons(error)}") from error
 
 
 def start_of(recipe: Recipe) -> WarmStart | None:
@@ -222,15 +219,6 @@ def start_of(recipe: Recipe) -> WarmStart | None:
 
 
 # ---- machinery below ------------------------------------------------------------------------------------------------
-
-
-def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str, source: str) -> None:
-    known = sorted(model.model_fields)
-    for key in raw:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f"did you mean {where + near[0]!r}? " if near else ""
-            raise ConfigError(f"{source}: unknown key {where + key!r}: {hint}Known here: {', '.join(known)}")
 
 
 def _settings(table: Mapping[str, Any]) -> list[str]:

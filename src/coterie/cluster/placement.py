@@ -124,10 +124,10 @@ def _pool(recipe: Recipe, names: tuple[str, ...]) -> Pool:
         if _engines(table) != _engines(first):
             raise ConfigError(
                 f"hardware.policies.{name}: policies {list(names)} share one model in memory, and so their rollout "
-                f"workers; {name!r} has engine, rollout_workers, rollout_gpus = {_engines(table)}, {names[0]!r} "
+                f"workers; {name!r} has rollout_workers, rollout_gpus = {_engines(table)}, {names[0]!r} "
                 f"{_engines(first)}. Give them the same"
             )
-    _refuse_missing(recipe, tables)
+    _refuse_unsharded(recipe, tables)
     assert first.rollout_workers is not None
     assert first.rollout_gpus is not None
     bundles = [Bundle(1.0, first.rollout_gpus)] * first.rollout_workers
@@ -153,14 +153,12 @@ def _pool(recipe: Recipe, names: tuple[str, ...]) -> Pool:
     return Pool(policies=names, bundles=tuple(bundles), rollout=tuple(rollout), update=tuple(update))
 
 
-def _refuse_missing(recipe: Recipe, tables: Mapping[str, PolicyHardware]) -> None:
-    """Raise ``ConfigError`` for what the schema knows and no worker does."""
+def _refuse_unsharded(recipe: Recipe, tables: Mapping[str, PolicyHardware]) -> None:
+    """Raise ``ConfigError`` for policies with several update workers whose learner cannot be sharded."""
     for name, table in tables.items():
-        if table.engine != "torch":
-            raise ConfigError(f'policy {name!r}: hardware engine = "{table.engine}" is not there yet; use "torch"')
         if table.update_workers != 1 and name in recipe.trained_policies:
             check_can_shard(name, recipe.policies[name])
 
 
 def _engines(table: PolicyHardware) -> tuple[object, ...]:
-    return table.engine, table.rollout_workers, table.rollout_gpus
+    return table.rollout_workers, table.rollout_gpus
