@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from coterie.boxed import last_boxed
 from coterie.errors import ConfigError, SandboxError
 from coterie.grading import maths
 from coterie.grading.maths import Reason, Verdict, Verifier
-from coterie.grading.maths_text import last_boxed
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +187,8 @@ def test_whether_a_bare_list_has_an_order_can_be_said(verifier: Verifier) -> Non
         (r"\boxed{", None),
         ("answer: 5", None),
         (r"\boxed 5", None),
+        (r"\boxed{\boxed{5}} so", "5"),
+        (r"\boxed{\left\{ 1 \right.} so", r"\left\{ 1 \right."),
     ],
 )
 def test_the_last_box_counts(text: str, answer: str | None) -> None:

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from coterie.boxed import last_boxed
 from coterie.errors import ConfigError, SandboxError
 from coterie.grading.maths_same import plainly_same, same_answer
-from coterie.grading.maths_text import MAX_ANSWER, MAX_NESTING, last_boxed, nesting
+from coterie.grading.maths_text import MAX_ANSWER, MAX_NESTING, nesting
 
 CPU_S = 5.0
 """Processor time that one comparison may take in a worker."""
@@ -84,8 +85,6 @@ class Verifier:
         gold answer; ``SandboxError`` when the comparison itself cannot be made, which says nothing about the text.
         """
         boxed = last_boxed(text)
-        while boxed is not None and "\\boxed{" in boxed:
-            boxed = last_boxed(boxed)
         if boxed is None:
             return self.count(Verdict(False, Reason.NO_BOX))
         return self.compare_now(gold, boxed, ordered=ordered)
