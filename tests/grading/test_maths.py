@@ -229,6 +229,25 @@ def test_an_empty_gold_answer_is_refused(gold: str, verifier: Verifier) -> None:
         verifier.verify_now(gold, boxed("5"))
 
 
+def test_an_answer_that_nobody_waited_for_is_not_given_to_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = Verifier(num_workers=1)
+    real = maths.select.poll
+
+    class Interrupted:
+        def register(self, *_: Any) -> None:
+            pass
+
+        def poll(self, *_: Any) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(maths.select, "poll", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        verifier.verify_now(r"\sqrt2", boxed(r"\frac{2}{\sqrt2}"))
+    monkeypatch.setattr(maths.select, "poll", real)
+    assert not verifier.verify_now(r"\sqrt2", boxed(r"\sqrt3")).correct
+    verifier.close()
+
+
 HOSTILE = [
     "9^{9^{9^{9}}}",
     "((9^9)^{9999})^{9999}",
