@@ -281,6 +281,11 @@ def test_running_out_of_time_is_told_apart_from_being_wrong() -> None:
         verifier.close()
 
 
+def test_running_out_of_memory_is_told_apart_from_an_answer_that_cannot_be_read(verifier: Verifier) -> None:
+    assert verifier.verify_now(r"\sqrt{2}", boxed("(10^{10^{9}})!")).reason is Reason.MEMORY_LIMIT  # 400 MB of digits
+    assert verifier.verify_now(r"\sqrt{2}", boxed(r"\frac{2}{\sqrt2}")).correct
+
+
 def test_verdicts_are_the_same_from_threads_and_event_loops(verifier: Verifier) -> None:
     gold, text = r"\frac{\pi}{3}", boxed(r"\pi/3")
     found: list[Verdict] = [verifier.verify_now(gold, text)]
