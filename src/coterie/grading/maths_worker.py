@@ -102,10 +102,9 @@ def answer_request(request: dict[str, Any]) -> dict[str, object]:
     failures: list[Failure] = []
 
     def scalar(gold: str, answer: str) -> bool:
-        result = False
         with guarded("sympy", failures.append):  # over what a model wrote: there is no list of what it may raise
-            result = same_formula(gold, answer)
-        return result
+            return same_formula(gold, answer)
+        return False
 
     same = same_answer(request["gold"], request["answer"], scalar, request["ordered"])
     if same or not failures:
