@@ -147,18 +147,14 @@ def evalplus_cases(loop: ast.For, literals: Mapping[str, ast.expr]) -> list[Chec
                 )
             )
         ] if isinstance(inputs, ast.List) and isinstance(results, ast.List):
-            if any(not isinstance(case, ast.List | ast.Tuple) for case in inputs.elts):
-                return None
-            return [
-                Check(ast.Tuple(elts=[call_with(function, case), expected], ctx=ast.Load()), float(atol))
-                for case, expected in zip(inputs.elts, results.elts, strict=False)  # as the published loop does
-            ]
+            checks = []
+            for case, expected in zip(inputs.elts, results.elts, strict=False):  # as the published loop does
+                if not isinstance(case, ast.List | ast.Tuple):
+                    return None
+                call = ast.Call(func=function, args=case.elts, keywords=[])
+                checks.append(Check(ast.Tuple(elts=[call, expected], ctx=ast.Load()), float(atol)))
+            return checks
     return None
-
-
-def call_with(function: ast.Name, case: ast.expr) -> ast.Call:
-    """Return the call of a function with the written arguments of a case."""
-    return ast.Call(func=function, args=case.elts if isinstance(case, ast.List | ast.Tuple) else [], keywords=[])
 
 
 class Rename(ast.NodeTransformer):
