@@ -22,7 +22,6 @@ class BareRunner:
 
 def run_now(program: str, stdin: bytes, limits: Limits) -> Execution:
     cpu_s = max(1, round(limits.cpu_s))
-    wall_s = limits.wall_s or 3 * limits.cpu_s + 2
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
@@ -38,7 +37,7 @@ def run_now(program: str, stdin: bytes, limits: Limits) -> Execution:
         late, given = False, stdin or None
         while True:
             try:
-                stdout, stderr = process.communicate(given, timeout=wall_s)
+                stdout, stderr = process.communicate(given, timeout=limits.wall_limit_s)
                 break
             except subprocess.TimeoutExpired:  # only what sleeps is late: one that waits for a core is not
                 given = None

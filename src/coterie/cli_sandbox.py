@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from typing import Annotated
 
 import typer
@@ -27,21 +24,11 @@ def check(
     from coterie.sandbox.pool import SandboxPool, measure
 
     with SandboxPool(1) as pool:
-        rate = measure(pool, seconds)
+        rate, bare = measure(pool, seconds)
         tier, layers = pool.tier, pool.layers
-    bare = _bare_rate(seconds)
     for line in (
         f"tier {tier}: {', '.join(layers)}",
         "no attempt to break out got through",
         f"{rate:.0f} trivial programs a second in one slot, {rate / bare:.1f} times as many as python -I -c",
     ):
         Console().print(Text(line), soft_wrap=True)
-
-
-def _bare_rate(seconds: float) -> float:
-    """Return how many trivial programs plain Python runs in a second, a process each."""
-    count, began = 0, time.perf_counter()
-    while (spent := time.perf_counter() - began) < seconds:
-        subprocess.run([sys.executable, "-I", "-c", "print(2 + 2)"], capture_output=True, check=True)
-        count += 1
-    return count / spent

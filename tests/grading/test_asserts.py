@@ -70,6 +70,7 @@ def test_a_class_of_the_program_is_made_inside_with_the_setup_that_needs_it(runn
     assert parts.setup == "root = Node(1)\nroot.left = Node(5)"
     assert passes(code, program, runner)
     assert not passes(code, program + " + 1", runner)
+    assert passes("v = 5\nroot = Node(v)\nroot.left = Node(v)\nassert f(root) == 5", program, runner)
 
 
 WHOLE = [
@@ -79,6 +80,9 @@ WHOLE = [
     ("def ref(x): return x * 2\nassert f(4) == ref(4)", "x * 2", "x + 3"),
     ("out = []\nfor x in (1, 2):\n    out.append(f(x))\nassert out == [1, 4]", "x * x", "1"),
     ("try:\n    f(0)\nexcept ValueError:\n    pass\nelse:\n    assert False", "int('a')", "0"),
+    ("x = [1]\nx.append(2)\nassert f(x) == [1, 2]", "x", "x[:1]"),
+    ("x = 1\nx = 2\nassert f(x) == 2", "x", "1"),
+    ("x = [1]\ny = x\ny.append(2)\nassert f(x) == [1, 2]", "x", "x[:1]"),
     ("import sys\nassert f(1) == sys.getsizeof((1, 2))", "(1, 2).__sizeof__() + 16", "1"),
     ("assert f(1) == re.sub('a', 'b', 'aa')", "'bb'", "'aa'"),
     ("x = 1\nwhile x < 50:\n    x = f(x)\nassert x == 64", "x * 2", "x * 3"),

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from coterie.boxed import last_boxed
 from coterie.errors import ConfigError, SandboxError
 from coterie.grading import maths
 from coterie.grading.maths import Reason, Verdict, Verifier
-from coterie.grading.maths_text import last_boxed
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +187,8 @@ def test_whether_a_bare_list_has_an_order_can_be_said(verifier: Verifier) -> Non
         (r"\boxed{", None),
         ("answer: 5", None),
         (r"\boxed 5", None),
+        (r"\boxed{\boxed{5}} so", "5"),
+        (r"\boxed{\left\{ 1 \right.} so", r"\left\{ 1 \right."),
     ],
 )
 def test_the_last_box_counts(text: str, answer: str | None) -> None:
@@ -227,6 +229,25 @@ def test_an_empty_gold_answer_is_refused(gold: str, verifier: Verifier) -> None:
         verifier.verify_now(gold, boxed("5"))
 
 
+def test_an_answer_that_nobody_waited_for_is_not_given_to_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = Verifier(num_workers=1)
+    real = maths.select.poll
+
+    class Interrupted:
+        def register(self, *_: Any) -> None:
+            pass
+
+        def poll(self, *_: Any) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(maths.select, "poll", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        verifier.verify_now(r"\sqrt2", boxed(r"\frac{2}{\sqrt2}"))
+    monkeypatch.setattr(maths.select, "poll", real)
+    assert not verifier.verify_now(r"\sqrt2", boxed(r"\sqrt3")).correct
+    verifier.close()
+
+
 HOSTILE = [
     "9^{9^{9^{9}}}",
     "((9^9)^{9999})^{9999}",
@@ -258,6 +279,11 @@ def test_running_out_of_time_is_told_apart_from_being_wrong() -> None:
         assert verifier.verify_now(r"\sqrt{2}", boxed("(10^{10^{8}})!")).reason is Reason.TIME_LIMIT
     finally:
         verifier.close()
+
+
+def test_running_out_of_memory_is_told_apart_from_an_answer_that_cannot_be_read(verifier: Verifier) -> None:
+    assert verifier.verify_now(r"\sqrt{2}", boxed("(10^{10^{9}})!")).reason is Reason.MEMORY_LIMIT  # 400 MB of digits
+    assert verifier.verify_now(r"\sqrt{2}", boxed(r"\frac{2}{\sqrt2}")).correct
 
 
 def test_verdicts_are_the_same_from_threads_and_event_loops(verifier: Verifier) -> None:

@@ -27,24 +27,24 @@ ROOT = Path(__file__).parent.parent.parent
 QUICK = Limits(cpu_s=2.0, wall_s=10.0, memory_mb=256)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[SandboxPool]:
+def started(slots: int) -> Iterator[SandboxPool]:
+    """Yield a pool with walls, closed afterwards; skip where this host allows none."""
     try:
-        pool = SandboxPool(2, grace_s=1.0)
+        pool = SandboxPool(slots, grace_s=1.0)
     except ConfigError as error:
         pytest.skip(f"this host allows no sandbox: {error}")
     with pool:
         yield pool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[SandboxPool]:
+    yield from started(2)
 
 
 @pytest.fixture(scope="module")
 def single() -> Iterator[SandboxPool]:
-    try:
-        pool = SandboxPool(1, grace_s=1.0)
-    except ConfigError as error:
-        pytest.skip(f"this host allows no sandbox: {error}")
-    with pool:
-        yield pool
+    yield from started(1)
 
 
 def zygote(pool: SandboxPool) -> int:

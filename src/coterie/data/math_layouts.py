@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from coterie.boxed import last_boxed
 from coterie.data.fields import RowError, answer_of, optional, text_of
 from coterie.problems import MathProblem
 
@@ -68,10 +69,10 @@ def verl(fields: Mapping[str, Any], id: str) -> MathProblem:
 
 def math_solutions(fields: Mapping[str, Any], id: str) -> MathProblem:
     """MATH as first published: the answer is the last ``\\boxed{}`` of the solution."""
-    answer = last_boxed(text_of(fields, "solution"))
-    if not answer.strip():
+    answer = (last_boxed(text_of(fields, "solution")) or "").strip()
+    if not answer:
         raise RowError("field 'solution' has no \\boxed{} answer")
-    return MathProblem(id=id, question=text_of(fields, "problem"), answer=answer.strip())
+    return MathProblem(id=id, question=text_of(fields, "problem"), answer=answer)
 
 
 def aime_table(fields: Mapping[str, Any], id: str) -> MathProblem:
@@ -101,14 +102,3 @@ def question_answer(fields: Mapping[str, Any], id: str) -> MathProblem:
     if "####" in str(fields.get("answer")):
         return gsm8k(fields, id)
     return MathProblem(id=id, question=text_of(fields, "question"), answer=answer_of(fields, "answer"))
-
-
-def last_boxed(text: str) -> str:
-    """Return what the last ``\\boxed{...}`` holds, braces balanced; "" where there is none."""
-    start = text.rfind("\\boxed{")
-    depth = 0
-    for place in range(start + 6, len(text)) if start >= 0 else ():
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[start + 7 : place]
-    return ""

@@ -20,8 +20,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from coterie.boxed import last_boxed
 from coterie.data.arithmetic import ANSWER_CHARS, LEVELS, QUESTION_CHARS, make_problem
-from coterie.data.math_layouts import last_boxed
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.answer_texts import block, program_of
 from coterie.envs.once import once
@@ -150,7 +150,7 @@ class Maths(Env):
         """Return the answer of a text, "" where there is none: the last box, or in compact style the whole text."""
         if self.options.style == "compact":
             return text if len(text) <= ANSWER_CHARS and number(text) is not None else ""
-        return last_boxed(text).strip()
+        return (last_boxed(text) or "").strip()
 
     def _score_reasoner(self, problem: MathProblem, state: State) -> Score[Work]:
         async def score(text: str) -> Scored[Work]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,7 +101,12 @@ def flatten(tree: ast.Module) -> Flat | None:
 
 
 def sort_statements(statements: list[ast.stmt], functions: Mapping[str, ast.FunctionDef]) -> Flat | None:
-    """Return statements by their kind; ``None`` when one is of no kind known here."""
+    """Return statements by their kind; ``None`` when one is of no kind known here.
+
+    A name stands for a literal only where no other statement mentions it, which could change what it stands for.
+    """
+    others = [node for node in statements if not isinstance(node, ast.Assert | ast.For)]
+    mentions = Counter(name for node in others for name in {*names_in(node, ast.Load), *names_in(node, ast.Store)})
     literals: dict[str, ast.expr] = {}
     imports: list[ast.stmt] = []
     setup: list[ast.stmt] = []
@@ -111,7 +117,7 @@ def sort_statements(statements: list[ast.stmt], functions: Mapping[str, ast.Func
                 continue
             case ast.Import() | ast.ImportFrom():
                 imports.append(node)
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if is_known(value) and name not in literals:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if is_known(value) and mentions[name] == 1:
                 literals[name] = value
             case ast.Assert():
                 checks.append(Check(Rename(literals).visit(node.test)))
@@ -147,18 +153,14 @@ def evalplus_cases(loop: ast.For, literals: Mapping[str, ast.expr]) -> list[Chec
                 )
             )
         ] if isinstance(inputs, ast.List) and isinstance(results, ast.List):
-            if any(not isinstance(case, ast.List | ast.Tuple) for case in inputs.elts):
-                return None
-            return [
-                Check(ast.Tuple(elts=[call_with(function, case), expected], ctx=ast.Load()), float(atol))
-                for case, expected in zip(inputs.elts, results.elts, strict=False)  # as the published loop does
-            ]
+            checks = []
+            for case, expected in zip(inputs.elts, results.elts, strict=False):  # as the published loop does
+                if not isinstance(case, ast.List | ast.Tuple):
+                    return None
+                call = ast.Call(func=function, args=case.elts, keywords=[])
+                checks.append(Check(ast.Tuple(elts=[call, expected], ctx=ast.Load()), float(atol)))
+            return checks
     return None
-
-
-def call_with(function: ast.Name, case: ast.expr) -> ast.Call:
-    """Return the call of a function with the written arguments of a case."""
-    return ast.Call(func=function, args=case.elts if isinstance(case, ast.List | ast.Tuple) else [], keywords=[])
 
 
 class Rename(ast.NodeTransformer):

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from coterie.boxed import last_boxed
 from coterie.errors import ConfigError, SandboxError
 from coterie.grading.maths_same import plainly_same, same_answer
-from coterie.grading.maths_text import MAX_ANSWER, MAX_NESTING, last_boxed, nesting
+from coterie.grading.maths_text import MAX_ANSWER, MAX_NESTING, nesting
 
 CPU_S = 5.0
 """Processor time that one comparison may take in a worker."""
 START_S = 120.0
 """Wall time, beyond its processor time, after which a worker counts as broken; sympy alone takes seconds to load."""
 NUM_WORKERS = max(1, min(4, (os.cpu_count() or 2) // 2))
-TRIES = 2
 
 
 class Reason(StrEnum):
@@ -84,8 +84,6 @@ class Verifier:
         gold answer; ``SandboxError`` when the comparison itself cannot be made, which says nothing about the text.
         """
         boxed = last_boxed(text)
-        while boxed is not None and "\\boxed{" in boxed:
-            boxed = last_boxed(boxed)
         if boxed is None:
             return self.count(Verdict(False, Reason.NO_BOX))
         return self.compare_now(gold, boxed, ordered=ordered)
@@ -107,16 +105,14 @@ class Verifier:
         request = {"gold": gold, "answer": answer, "ordered": ordered, "cpu_s": self.cpu_s}
         return self.count(verdict_of(self.ask(request), answer))
 
-    def ask(self, request: Mapping[str, object]) -> Any:
-        """Return what a worker says; ``SandboxError`` when two workers in a row are broken."""
+    def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
+        """Return what a worker says; ``SandboxError`` when two processes in a row are broken."""
         worker = self.idle.get()
         try:
-            for left in reversed(range(TRIES)):
-                try:
-                    return worker.ask(request, self.cpu_s)
-                except SandboxError:
-                    if not left:
-                        raise
+            try:
+                return worker.ask(request, self.cpu_s)
+            except SandboxError:
+                return worker.ask(request, self.cpu_s)  # which starts a fresh process
         finally:
             self.idle.put(worker)
 
@@ -152,7 +148,20 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: Mapping[str, object], cpu_s: float) -> dict[str, Any]:
-        """Return the worker's reply, or ``{"limit": reason}`` where the request used up its time or memory."""
+        """Return the worker's reply, or ``{"limit": reason}`` where the request used up its time or memory.
+
+        ``SandboxError``, and no process left, when it failed.
+        """
+        reply = None
+        try:
+            reply = self.exchange(request, cpu_s)
+        finally:
+            if reply is None:  # whatever came in between: an answer may still be on its way, to another question
+                self.stop()
+        return reply
+
+    def exchange(self, request: Mapping[str, object], cpu_s: float) -> dict[str, Any]:
+        """Hand over a request and wait for the reply; see ``ask``."""
         process = self.running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -160,18 +169,19 @@ class Worker:
             process.stdin.write(json.dumps(request).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
-            raise self.broken("it ended before it was asked") from None
+            raise broken("it ended before it was asked") from None
         wall_s = 3 * cpu_s + START_S
-        ready, _, _ = select.select([process.stdout], [], [], wall_s)
-        if not ready:
-            raise self.broken(f"it gave no answer within {wall_s:.0f} s of wall time")
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        if not poll.poll(1000.0 * wall_s):
+            raise broken(f"it gave no answer within {wall_s:.0f} s of wall time")
         line = process.stdout.readline()
         if not line:
             return self.ended()
         try:
             reply = json.loads(line)
         except ValueError:
-            raise self.broken(f"it wrote {line[:80]!r}") from None
+            raise broken(f"it wrote {line[:80]!r}") from None
         return dict(reply)
 
     def ended(self) -> dict[str, Any]:
@@ -179,9 +189,8 @@ class Worker:
         assert self.process is not None
         code = self.process.wait()
         if code in (-signal.SIGXCPU, -signal.SIGSEGV):  # too long, or nested too deep for the C stack of a parser
-            self.stop()
             return {"limit": Reason.TIME_LIMIT if code == -signal.SIGXCPU else Reason.MEMORY_LIMIT}
-        raise self.broken(f"it ended with {code}")
+        raise broken(f"it ended with {code}")
 
     def running(self) -> subprocess.Popen[bytes]:
         """Return the process, started when there is none."""
@@ -195,20 +204,20 @@ class Worker:
             )
         return self.process
 
-    def broken(self, what: str) -> SandboxError:
-        """Return the error of a worker that failed, after ending it."""
-        self.stop()
-        return SandboxError(
-            f"the process that compares mathematics failed: {what}; "
-            "`python -m coterie.grading.maths_worker` shows why (are math-verify and sympy installed?)"
-        )
-
     def stop(self) -> None:
         """End the process, if there is one, and close its pipes."""
         process, self.process = self.process, None
         if process is not None:
             process.kill()
             process.communicate()
+
+
+def broken(what: str) -> SandboxError:
+    """Return the error of a worker that failed."""
+    return SandboxError(
+        f"the process that compares mathematics failed: {what}; "
+        "`python -m coterie.grading.maths_worker` shows why (are math-verify and sympy installed?)"
+    )
 
 
 SHARED = Verifier()

@@ -85,8 +85,8 @@ def same_number(gold: Number, answer: Number) -> bool:
     """Return whether two numbers are the same.
 
     Equal, or within 1e-12 of the larger; or one is a decimal of at least six significant digits and the other, a
-    fraction that is no integer, rounds to it or is cut to it. A percentage is
-    the same as its number of percent and as its value; two percentages are compared as such.
+    fraction that is no integer, rounds to it or is cut to it. A percentage is the same as its number of percent and as
+    its value; two percentages are compared as such.
     """
     if gold.percent != answer.percent:
         sign, plain = (gold, answer) if gold.percent else (answer, gold)

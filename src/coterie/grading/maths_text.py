@@ -1,4 +1,4 @@
-"""From what was written to what it says: the boxed answer, its spelling made one, its lists and brackets."""
+"""From what was written to what it says: the spelling of an answer made one, its lists and brackets."""
 
 from __future__ import annotations
 
@@ -51,29 +51,6 @@ COMPACT: Sequence[tuple[str, str]] = (
 NAME = re.compile(r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\w|\{[^{}]*\}))?'?(?:\([^()]*\))?|\([A-Za-z](?:,[A-Za-z])*\)")
 NUMBER_WITH_COMMAS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 MATRIX = re.compile(r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}")
-
-
-def last_boxed(text: str) -> str | None:
-    """Return what stands in the last ``\\boxed{...}`` of a text, braces matched; ``None`` where there is none.
-
-    The last box counts, whatever stands before it. A last box that is never closed is no answer. Of a box within a box
-    the inner one is the answer.
-    """
-    start = text.rfind("\\boxed{")
-    while start >= 0:
-        end = closing(text, start + len("\\boxed"))
-        return text[start + len("\\boxed{") : end] if end is not None else None
-    return None
-
-
-def closing(text: str, start: int) -> int | None:
-    """Return where the brace that opens at ``start`` is closed; ``\\{`` and ``\\}`` are letters."""
-    depth = 0
-    for found in re.finditer(r"\\.|[{}]", text[start:], flags=re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
-        if depth == 0 and found[0] == "}":
-            return start + found.start()
-    return None
 
 
 def spelled(text: str) -> str:

@@ -1,7 +1,7 @@
 """The process in which sympy compares answers: one request a line in, one result a line out.
 
 Run as ``python -m coterie.grading.maths_worker``. It may hang or grow over what a model wrote, so the kernel ends it at
-the request's processor time and the process' memory; the other side starts a new one.
+the request's processor time, and the other side starts a new one; memory past the process' limit it does not get.
 """
 
 from __future__ import annotations
@@ -95,19 +95,23 @@ def is_decimal_of(text: str, exact: Any) -> bool:
 
 
 def answer_request(request: dict[str, Any]) -> dict[str, object]:
-    """Return the result of a request: ``same``, and ``unreadable`` with the reason where a part is no formula."""
-    troubles: list[str] = []
+    """Return the result of a request: ``same``, and ``unreadable`` with the reason where a part is no formula.
+
+    Only ``limit`` where memory ran out and no reading of the answer was the same.
+    """
+    failures: list[Failure] = []
 
     def scalar(gold: str, answer: str) -> bool:
-        failures: list[Failure] = []
-        result = False
         with guarded("sympy", failures.append):  # over what a model wrote: there is no list of what it may raise
-            result = same_formula(gold, answer)
-        troubles.extend(f"{failure.kind}: {failure.message[:100]}" for failure in failures)
-        return result
+            return same_formula(gold, answer)
+        return False
 
     same = same_answer(request["gold"], request["answer"], scalar, request["ordered"])
-    return {"same": bool(same), "unreadable": troubles[0] if troubles and not same else ""}
+    if same or not failures:
+        return {"same": bool(same), "unreadable": ""}
+    if any(failure.kind == MemoryError.__name__ for failure in failures):
+        return {"limit": "memory_limit"}
+    return {"same": False, "unreadable": f"{failures[0].kind}: {failures[0].message[:100]}"}
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import atexit
 import functools
 import os
 import queue
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from coterie.sandbox.walls import Tier
 
 UNSAFE = "COTERIE_UNSAFE_SANDBOX"
 _TRIES = 3
+_TRIVIAL = "print(2 + 2)"
 _REMEDIES = (
     "To run model-written programs, one of these is needed: user namespaces for this user (sysctl "
     "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), with bubblewrap; or a kernel "
@@ -214,10 +216,19 @@ def _check_unsafe() -> None:
         )
 
 
-def measure(pool: SandboxPool, seconds: float = 2.0) -> float:
-    """Return how many trivial programs a pool runs in a second, one after the other."""
+def measure(pool: SandboxPool, seconds: float) -> tuple[float, float]:
+    """Return how many trivial programs run in a second, one after the other: in a pool, and as a bare Python each."""
+    bare = [sys.executable, "-I", "-c", _TRIVIAL]
+    return (
+        _rate(lambda: pool.run_now(_TRIVIAL), seconds),
+        _rate(lambda: subprocess.run(bare, capture_output=True, check=True), seconds),
+    )
+
+
+def _rate(work: Callable[[], object], seconds: float) -> float:
+    """Return how often a second some work is done."""
     count, began = 0, time.perf_counter()
     while (spent := time.perf_counter() - began) < seconds:
-        pool.run_now("print(2 + 2)")
+        work()
         count += 1
     return count / spent

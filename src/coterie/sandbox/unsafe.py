@@ -63,7 +63,7 @@ class UnsafeSlot:
         return judge(answer, limits, *texts)
 
     def stop(self) -> None:
-        """Do nothing: no process outlives its job's ``execute``."""
+        """Do nothing: a slot without walls keeps no process between jobs."""
 
 
 def _wait(process: subprocess.Popen[bytes], limits: Limits, began: float) -> dict[str, int | float | str]:

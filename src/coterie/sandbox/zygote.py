@@ -8,6 +8,7 @@ program as ``__main__``. When the control socket closes or the trainer is gone, 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import io
 import json
@@ -200,15 +201,15 @@ def _kill(pid: int, why: str) -> str:
 
 
 def _waited_s(pid: int) -> float:
-    """Return how long a job's threads were runnable without a core, on average; 0 where no /proc says so."""
-    delays = []
-    try:
+    """Return how long a thread of a job was runnable without a core, the longest of all; 0 where no /proc says so."""
+    longest = 0.0
+    with contextlib.suppress(OSError):  # no /proc
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="utf-8") as file:
-                delays.append(int(file.read().split()[1]) / 1e9)
-    except OSError:
-        return 0.0
-    return max(delays, default=0.0)
+            path = f"/proc/{pid}/task/{thread}/schedstat"
+            # A thread may have ended since, and a kernel may not count.
+            with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+                longest = max(longest, int(file.read().split()[1]) / 1e9)
+    return longest
 
 
 def _wiped(scratch: str) -> bool:
