@@ -28,10 +28,10 @@ from typing import ClassVar, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from coterie.data.small_programs import LEVELS, make_program_problem, some_tests
-from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
+from coterie.env import EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.answer_texts import block, parses, program_of
 from coterie.envs.once import once
-from coterie.envs.problem_tasks import ProblemOptions, ProblemTasks
+from coterie.envs.problem_tasks import ProblemEnv, ProblemOptions, ProblemTasks
 from coterie.envs.suites import Suite, judged, read_suite, shown, shown_text, write_suite
 from coterie.errors import ConfigError
 from coterie.grading import grade
@@ -112,7 +112,7 @@ class State:
         return shares[-1] if shares else 0.0
 
 
-class Coding(Env):
+class Coding(ProblemEnv[CodeProblem]):
     """The environment of programming; see the module's first lines for the rules."""
 
     roles: ClassVar[tuple[str, ...]] = ("tester", "coder")
@@ -127,20 +127,8 @@ class Coding(Env):
             raise ConfigError(f"env.roles = {list(self.active_roles)}: 'coder' must play, alone or with 'tester'")
         level, short = self.options.level, self.options.style == "compact"
         self._problems = ProblemTasks(
-            "code",
-            "code",
-            self.options,
-            CodeProblem,
-            lambda split, index: make_program_problem(level, split, index, short),
+            "code", self.options, CodeProblem, lambda split, index: make_program_problem(level, split, index, short)
         )
-
-    def num_tasks(self, split: str) -> int | None:
-        """Return how many problems a split has; ``None`` (no end) where they are made."""
-        return self._problems.num_tasks(split)
-
-    def tasks(self, split: str, start: int, count: int) -> list[Task]:
-        """Return tasks of a split. No two splits ask the same."""
-        return self._problems.tasks(split, start, count)
 
     async def play(self, task: Task, team: Team) -> Outcome:
         """Play one task: per round tests (if the tester plays) and a program, until they agree."""

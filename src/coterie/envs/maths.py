@@ -22,10 +22,10 @@ from pydantic import Field, model_validator
 
 from coterie.data.arithmetic import ANSWER_CHARS, LEVELS, QUESTION_CHARS, make_problem
 from coterie.data.math_layouts import last_boxed
-from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
+from coterie.env import EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.answer_texts import block, program_of
 from coterie.envs.once import once
-from coterie.envs.problem_tasks import ProblemOptions, ProblemTasks
+from coterie.envs.problem_tasks import ProblemEnv, ProblemOptions, ProblemTasks
 from coterie.errors import ConfigError
 from coterie.grading.maths import verify
 from coterie.problems import MathProblem
@@ -92,7 +92,7 @@ class State:
         return float(readable[-1].right) if readable else 0.0
 
 
-class Maths(Env):
+class Maths(ProblemEnv[MathProblem]):
     """The environment of mathematics; see the module's first lines for the rules."""
 
     roles: ClassVar[tuple[str, ...]] = ("tool", "reasoner")
@@ -107,16 +107,8 @@ class Maths(Env):
             raise ConfigError(f"env.roles = {list(self.active_roles)}: 'reasoner' must play, alone or with 'tool'")
         level = self.options.level
         self._problems = ProblemTasks(
-            "math", "math", self.options, MathProblem, lambda split, index: make_problem(level, split, index)
+            "math", self.options, MathProblem, lambda split, index: make_problem(level, split, index)
         )
-
-    def num_tasks(self, split: str) -> int | None:
-        """Return how many problems a split has; ``None`` (no end) where they are made."""
-        return self._problems.num_tasks(split)
-
-    def tasks(self, split: str, start: int, count: int) -> list[Task]:
-        """Return tasks of a split. No two splits ask the same."""
-        return self._problems.tasks(split, start, count)
 
     async def play(self, task: Task, team: Team) -> Outcome:
         """Play one task: per round the tool's work (if it plays) and the reasoner's answer, until they agree."""
