@@ -29,7 +29,7 @@ from pydantic import Field, model_validator
 
 from coterie.data.small_programs import LEVELS, make_program_problem, some_tests
 from coterie.env import EnvOptions, Expert, Prompt, Score, Team
-from coterie.envs.answer_texts import block, parses, program_of
+from coterie.envs.answer_texts import block, cut, parses, program_of
 from coterie.envs.once import once
 from coterie.envs.problem_tasks import ProblemEnv, ProblemOptions, ProblemTasks
 from coterie.envs.suites import Suite, judged, read_suite, shown, shown_text, write_suite
@@ -326,7 +326,7 @@ def _compact(role: str, problem: CodeProblem, state: State, suite: Suite | None)
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ... ({len(text)} characters)"
+    return cut(text, _SHOWN_CHARS)
 
 
 _WHO = {

@@ -23,13 +23,14 @@ from pydantic import Field, model_validator
 from coterie.data.arithmetic import ANSWER_CHARS, LEVELS, QUESTION_CHARS, make_problem
 from coterie.data.math_layouts import last_boxed
 from coterie.env import EnvOptions, Expert, Prompt, Score, Team
-from coterie.envs.answer_texts import block, program_of
+from coterie.envs.answer_texts import block, cut, last_line, printed, program_of
 from coterie.envs.once import once
 from coterie.envs.problem_tasks import ProblemEnv, ProblemOptions, ProblemTasks
 from coterie.errors import ConfigError
 from coterie.grading.maths import verify
+from coterie.grading.report import bad_end
 from coterie.problems import MathProblem
-from coterie.sandbox.execution import Limits, Verdict
+from coterie.sandbox.execution import Limits
 from coterie.sandbox.shared import shared_pool
 from coterie.types import Outcome, Reward, Scored, Task, system, user
 
@@ -169,12 +170,11 @@ class Maths(ProblemEnv[MathProblem]):
         if not program:
             return Work("", False)
         done = await shared_pool().run(program, limits=Limits(cpu_s=self.options.cpu_s))
-        if done.verdict is not Verdict.OK:
-            errors = done.stderr.decode("utf-8", errors="replace").strip().splitlines()
-            return Work("", False, program, f"{done.verdict.value}: {done.hint or (errors[-1] if errors else '')}")
-        output = done.stdout.decode("utf-8", errors="replace").strip()
-        answer = output.splitlines()[-1].strip() if output else ""
-        answer = last_boxed(answer) or answer
+        ended = bad_end(done)
+        if ended is not None:
+            return Work("", False, program, ended.reason)
+        output = printed(done.stdout)
+        answer = last_boxed(last_line(output)) or last_line(output)
         return Work(answer, await self._same(problem.answer, answer), program, output)
 
     def _reward(self, state: State, work: Work) -> Reward:
@@ -281,4 +281,4 @@ def _situation(problem: MathProblem, state: State, draft: Work | None) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ... ({len(text)} characters)"
+    return cut(text, _SHOWN_CHARS)
