@@ -60,7 +60,7 @@ class CodingOptions(ProblemOptions):
     max_wrong: int = Field(default=16, ge=1)
     """Wrong programs that a suite is tried on: the problem's own first, then the coder's, those played first."""
     show_public: bool = True
-    """Show the problem's public tests in prompts. They never count for the reward."""
+    """Show the problem's public tests, and which a program fails; else they are not used. They are never rewarded."""
     style: Literal["plain", "compact"] = "plain"
     """``plain``: English for language models; ``compact``: few characters for tiny ones."""
     reward: Literal["dense", "outcome"] = "dense"
@@ -168,8 +168,7 @@ class Coding(ProblemEnv[CodeProblem]):
         return once(score)
 
     def _score_coder(self, problem: CodeProblem, state: State, suite: Suite | None) -> Score[Work]:
-        hidden, public = hidden_tests(problem), public_tests(problem)
-        seen = (*public, *(suite.tests if suite else ()))
+        hidden, seen = hidden_tests(problem), (*self._public(problem), *(suite.tests if suite else ()))
 
         async def score(text: str) -> Scored[Work]:
             program = self._program(text)
@@ -187,6 +186,9 @@ class Coding(ProblemEnv[CodeProblem]):
             return Scored(Reward(self._team(state, work), self.options.format_reward if work.runs else 0.0), work)
 
         return once(score)
+
+    def _public(self, problem: CodeProblem) -> tuple[CodeTest, ...]:
+        return public_tests(problem) if self.options.show_public else ()
 
     def _team(self, state: State, work: Work) -> float:
         first = work.share == 1.0 and all(earlier.share < 1.0 for earlier in state.works)
@@ -256,7 +258,7 @@ class Coding(ProblemEnv[CodeProblem]):
         lines = [f"Round {len(state.works) + 1}. The problem:", problem.statement]
         if problem.starter and not problem.statement.endswith(problem.starter.strip()):
             lines += ["The program begins with:", block(problem.starter)]
-        public = public_tests(problem) if self.options.show_public else ()
+        public = self._public(problem)
         if public:
             lines += ["Public tests:", *(_cut(shown(test)) for test in public)]
         if state.works:
