@@ -122,6 +122,12 @@ def test_an_act_that_was_not_made_and_an_episode_without_a_value_are_refused() -
         episode_value(replace(episode, outcome=Outcome(success=False, team=None)), 1.0)
 
 
+def test_where_nothing_is_trained_there_is_nothing_to_look_at() -> None:
+    lineup = assemble(toy_recipe("policies.main.train=frozen"))
+    with pytest.raises(TrainError, match="none of 2 plays has a turn of a policy that is trained"):
+        study_estimator(lineup, tasks=2, states=3, continuations=3, event=no_event, before_batch=no_check)
+
+
 @pytest.mark.parametrize(
     "settings", [(), ("sampling.mode=chain", 'credit.group_by=["task"]', "credit.return=final")], ids=["tree", "flat"]
 )

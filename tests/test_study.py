@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from coterie import study_jobs
 from coterie.cli import app
 from coterie.config import dump_recipe, read_recipe
 from coterie.errors import ConfigError
@@ -19,7 +21,7 @@ from coterie.imitate import warm_start
 from coterie.lineup import assemble, check_env_fits
 from coterie.models.loading import save
 from coterie.rollout import no_check, no_event
-from coterie.runs import start
+from coterie.runs import StopRequestedError, start
 from coterie.shipped import shipped_recipe
 from coterie.study import STARTS, PlannedRun, Study, WarmStart, read_study, start_of
 from coterie.study_figure import spread
@@ -326,6 +328,20 @@ def test_a_plan_makes_no_run(written: Write, tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     assert "2 variants x 2 seeds, 60 generated tokens each; 2 warm starts" in found.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_stopped_study_says_how_to_go_on_with_the_same_settings(
+    written: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*given: object) -> tuple[str, ...]:
+        raise StopRequestedError(signal.SIGTERM)
+
+    written()
+    monkeypatch.setattr(study_jobs, "make_study", stopped)
+    file, out = str(tmp_path / "ways.toml"), str(tmp_path / "out")
+    found = CliRunner().invoke(app, ["study", file, "--out", out, "--set", "seeds=[1]"])
+    assert found.exit_code == 143
+    assert f"coterie study {file} --out {out} --resume --set 'seeds=[1]'" in found.output
 
 
 @pytest.mark.slow

@@ -37,15 +37,16 @@ class Process:
     def __init__(self, python: str, system: str, asked: Cell, settings: Mapping[str, Any], log: Path) -> None:
         order = json.dumps({"cell": {**asked.row(), "folder": asked.folder}, "settings": settings})
         threads = str(asked.threads)
-        self.process = subprocess.Popen(
-            [python, str(HERE / PROGRAMS[system]), order],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("a"),
-            text=True,
-            # Threads that wait must not take the cores from the system whose turn it is.
-            env={**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"},
-        )
+        with log.open("a") as errors:
+            self.process = subprocess.Popen(
+                [python, str(HERE / PROGRAMS[system]), order],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                # Threads that wait must not take the cores from the system whose turn it is.
+                env={**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"},
+            )
         self.log = log
         self.hello = self._answer()
 
@@ -175,7 +176,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--all", action="store_true", help="the whole grid, not just what must be shown")
     parser.add_argument("--only", nargs="+", default=[], help="cells whose name holds one of these")
-    parser.add_argument("--systems", nargs="+", default=list(PROGRAMS))
+    parser.add_argument("--systems", nargs="+", default=list(PROGRAMS), help="Coterie is always one of them")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--scale", type=int, default=1, help="divide the number of prompts by this")
@@ -185,7 +186,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/speed"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    pythons = {name: options.python for name in options.systems if name != "vllm"}
+    pythons = {name: options.python for name in ("coterie", *options.systems) if name != "vllm"}
     if "vllm" in options.systems and options.vllm_python.exists():
         pythons["vllm"] = str(options.vllm_python.absolute())
     folder = options.models.resolve()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import torch
 import transformers
@@ -21,6 +20,7 @@ from coterie.models.attention import use_attention
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel, load
 from coterie.models.policy import Policy
+from coterie.provenance import code_version
 from coterie.types import EpisodeKey, Sample
 
 MICRO_BATCH_TOKENS = 4096
@@ -54,7 +54,7 @@ class Coterie:
                 LossTable(),
                 total_steps=1000,
                 steps_per_batch=1,
-                micro_batch_tokens=int(asked.settings.get("micro_batch_tokens", MICRO_BATCH_TOKENS)),
+                micro_batch_tokens=MICRO_BATCH_TOKENS,
                 autocast=False,
             )
             for policy in self.policies
@@ -185,7 +185,7 @@ def main() -> None:
     versions = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "source": str(Path(__file__).name),
+        **{f"coterie {name}": str(value) for name, value in code_version().items()},
     }
     serve(Coterie(asked), answers, versions)
 

@@ -17,7 +17,7 @@ import transformers
 import trl
 from cells import advantages_of, completions_of, prompts_of
 from datasets import Dataset
-from serve import Order, channel, order, peak_bytes, serve
+from serve import Order, channel, greet, order, peak_bytes, say, serve
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -33,8 +33,8 @@ class Trl:
         config = GRPOConfig(
             output_dir=tempfile.mkdtemp(prefix="trl-"),
             use_cpu=True,
-            bf16=bool(settings.get("bf16", False)),
-            gradient_checkpointing=bool(settings.get("checkpointing", False)),
+            bf16=settings["bf16"],
+            gradient_checkpointing=False,
             per_device_train_batch_size=rows,
             gradient_accumulation_steps=cell.rows // rows,
             num_generations=cell.candidates,
@@ -127,8 +127,7 @@ class Steps(TrainerCallback):
         took = time.perf_counter() - self.began
         cell = self.system.cell
         tokens = cell.rows * cell.new
-        self.answers.write(f'{{"seconds": {took}, "tokens": {tokens}, "peak_bytes": {peak_bytes()}}}\n')
-        self.answers.flush()
+        say(self.answers, {"seconds": took, "tokens": tokens, "peak_bytes": peak_bytes()})
 
 
 def main() -> None:
@@ -140,11 +139,7 @@ def main() -> None:
         serve(system, answers, versions)
         return
     system.trainer.add_callback(Steps(system, answers))
-    answers.write(
-        f'{{"ready": true, "versions": {str(versions).replace(chr(39), chr(34))}, '
-        f'"loaded_bytes": {peak_bytes(reset=True)}}}\n'
-    )
-    answers.flush()
+    greet(answers, versions)
     system.trainer.train()
 
 

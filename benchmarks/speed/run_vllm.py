@@ -25,9 +25,8 @@ class Vllm:
             dtype=asked.settings["dtype"],
             max_model_len=cell.prompt + cell.new + 16,
             enable_prefix_caching=True,
-            enforce_eager=bool(asked.settings.get("eager", False)),
             max_num_seqs=256,
-            max_num_batched_tokens=int(asked.settings.get("batched_tokens", 4096)),
+            max_num_batched_tokens=4096,
             disable_log_stats=True,
             skip_tokenizer_init=True,
         )
@@ -38,7 +37,6 @@ class Vllm:
         chosen = SamplingParams(
             n=self.cell.candidates,
             temperature=1.0,
-            min_tokens=0,
             max_tokens=self.cell.new,
             ignore_eos=True,
             logprobs=0,

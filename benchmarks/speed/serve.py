@@ -1,7 +1,7 @@
 """The process of one measured system: it loads, then does what it is told, a line at a time.
 
-Lines come from the standard input: ``run``, ``logprobs``, ``gemm``, ``quit``. Answers are lines of JSON on the original
-standard output; whatever libraries print goes to the standard error.
+Lines come from the standard input until it is closed: ``run``, ``logprobs`` or ``gemm``. Answers are lines of JSON on
+the original standard output; whatever libraries print goes to the standard error.
 """
 
 from __future__ import annotations
@@ -65,24 +65,30 @@ def peak_bytes(*, reset: bool = False) -> int:
     return int(line.split()[1]) * 1024
 
 
+def greet(answers: IO[str], versions: dict[str, str]) -> None:
+    """Say that the system is loaded, with the memory that took."""
+    say(answers, {"ready": True, "versions": versions, "loaded_bytes": peak_bytes(reset=True)})
+
+
 def serve(system: System, answers: IO[str], versions: dict[str, str]) -> None:
-    """Answer until told to quit."""
-    _say(answers, {"ready": True, "versions": versions, "loaded_bytes": peak_bytes(reset=True)})
+    """Answer until there are no more lines."""
+    greet(answers, versions)
     for line in sys.stdin:
         match line.strip():
             case "run":
                 start = time.perf_counter()
                 tokens = system.run()
                 took = time.perf_counter() - start
-                _say(answers, {"seconds": took, "tokens": tokens, "peak_bytes": peak_bytes()})
+                say(answers, {"seconds": took, "tokens": tokens, "peak_bytes": peak_bytes()})
             case "logprobs":
-                _say(answers, {"logprobs": system.logprobs()})
+                say(answers, {"logprobs": system.logprobs()})
             case "gemm":
-                _say(answers, {"flops": system.gemm()})
-            case "quit":
-                return
+                say(answers, {"flops": system.gemm()})
+            case other:
+                raise ValueError(f"asked {other!r}: expected run, logprobs or gemm")
 
 
-def _say(answers: IO[str], answer: dict[str, Any]) -> None:
+def say(answers: IO[str], answer: dict[str, Any]) -> None:
+    """Answer a line."""
     answers.write(json.dumps(answer) + "\n")
     answers.flush()

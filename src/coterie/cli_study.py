@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,8 +24,9 @@ def study(
     settings: Settings = None,
 ) -> None:
     """Make every run of a study that is missing, then its results: numbers, a table and a figure."""
+    from coterie.plots import CURVES
     from coterie.runs import StopRequestedError, stop_signals
-    from coterie.study import read_study
+    from coterie.study import LOGS, read_study
     from coterie.study_jobs import make_study, refuse_used_folder
     from coterie.study_results import RESULTS, TABLE, write_results
 
@@ -52,16 +54,22 @@ def study(
         with stop_signals() as signals:
             failed = make_study(found, jobs, say, signals.check)
     except StopRequestedError as stop:
-        typer.echo(f"stopped by {stop}; to go on: coterie study {file} --out {folder} --resume", err=True)
+        again = shlex.join([*("coterie", "study", str(file), "--out", str(folder), "--resume"), *_sets(settings)])
+        typer.echo(f"stopped by {stop}; to go on: {again}", err=True)
         raise typer.Exit(stop.exit_code) from None
     write_results(found)
     say((folder / TABLE).read_text(encoding="utf-8"))  # as it is: drawn as a table it would be squeezed
-    say(f"everything is in {folder}: {RESULTS}, {TABLE}, curves.png, runs/")
+    say(f"everything is in {folder}: {RESULTS}, {TABLE}, {CURVES}, runs/")
     if failed:
         raise TrainError(
             f"{len(failed)} of the study's runs failed: {', '.join(failed)}. What they printed is in "
-            f"{folder / 'logs'}. Once the cause is gone, go on with --resume"
+            f"{folder / LOGS}. Once the cause is gone, go on with --resume"
         )
+
+
+def _sets(settings: Settings) -> list[str]:
+    """Return the words that give these settings again."""
+    return [word for setting in settings or () for word in ("--set", setting)]
 
 
 def lookahead(

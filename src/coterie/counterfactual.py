@@ -129,7 +129,8 @@ def study_estimator(
 
     ``tasks`` validation tasks are played as a training step would play them and credited; ``states`` acts of trainable
     turns, drawn by key, are looked at with ``continuations`` plays per candidate, and as many per act times K anew. The
-    value of an episode is alpha * team + the mean local part of its outcome.
+    value of an episode is alpha * team + the mean local part of its outcome. Raises ``TrainError`` where no play has a
+    trainable turn.
     """
     recipe = lineup.recipe
     rollout = lineup.rollout(training=True, event=event, before_batch=before_batch)
@@ -144,6 +145,10 @@ def study_estimator(
     episodes = [episode for episode in rollout.run(plays) if episode.failure is None]
     credits = assign(episodes, lineup.credit_rule(), num_candidates).credits
     acts = sorted({(number, turn.act) for number, e in enumerate(episodes) for turn in e.turns if turn.trainable})
+    if not acts:
+        raise TrainError(
+            f"lookahead: none of {len(episodes)} plays has a turn of a policy that is trained; set policies.NAME.train"
+        )
     chosen = keyed_random("lookahead", recipe.seed).sample(acts, min(states, len(acts)))
     found: list[Lookahead] = []
     for number, act in chosen:

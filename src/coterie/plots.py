@@ -62,7 +62,12 @@ def draw_curves(run_dir: Path) -> Path:
     axes[1][0].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes[1][1].set_xlabel("minutes")
     figure.suptitle(run_dir.resolve().name, fontsize=12)
-    path = run_dir / CURVES
+    return write_figure(figure, run_dir)
+
+
+def write_figure(figure: Figure, folder: Path) -> Path:
+    """Write ``curves.png`` into a folder, whole or not at all; return its path."""
+    path = folder / CURVES
     temporary = path.with_name(f".tmp-{CURVES}")
     figure.savefig(temporary, dpi=130, format="png")
     temporary.replace(path)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from coterie.plots import COLOURS, CURVES, minutes_at
+from coterie.plots import COLOURS, minutes_at, write_figure
 from coterie.record import EVAL, METRICS, TIMINGS, read_rows
 from coterie.types import Json
 
@@ -43,11 +43,7 @@ def draw_study(folder: Path, runs: Mapping[str, Sequence[Path]], title: str) -> 
     if runs:
         axes[1].legend(frameon=False, fontsize=8)
     figure.suptitle(f"{title}. Bands: range over seeds (one seed: 95% over tasks)", fontsize=11)
-    path = folder / CURVES
-    temporary = path.with_name(f".tmp-{CURVES}")
-    figure.savefig(temporary, dpi=130, format="png")
-    temporary.replace(path)
-    return path
+    return write_figure(figure, folder)
 
 
 def curve_of(run_dir: Path) -> list[Point]:
@@ -65,12 +61,14 @@ def curve_of(run_dir: Path) -> list[Point]:
 
 
 def spread(curves: Sequence[Sequence[Point]], column: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return x, mean, low and high of several curves over a common grid, which ends where the first of them does."""
-    end = min(curve[-1][column] for curve in curves)
+    """Return x, mean, low and high of several curves over a common grid, which ends where the first of them does.
+
+    Of one curve: its own points, and the interval of each.
+    """
     if len(curves) == 1:
         array = np.asarray(curves[0], dtype=np.float64)
         return array[:, column], array[:, 2], array[:, 3], array[:, 4]
-    xs = np.linspace(0.0, end, _GRID)
+    xs = np.linspace(0.0, min(curve[-1][column] for curve in curves), _GRID)
     ys = np.asarray([np.interp(xs, [p[column] for p in curve], [p[2] for p in curve]) for curve in curves])
     return xs, ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0)
 

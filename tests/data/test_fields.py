@@ -48,7 +48,15 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path:
 
 @pytest.mark.parametrize(
     "value",
-    ["!!!", base64.b64encode(b"no zlib").decode(), base64.b64encode(zlib.compress(b"no pickle")).decode(), packed([1])],
+    [
+        "!!!",
+        base64.b64encode(b"no zlib").decode(),
+        packed([1]),
+        *(
+            base64.b64encode(zlib.compress(content)).decode()
+            for content in (b"no pickle", b"\x80\x63.", b"\x80\x04\x95" + b"\xff" * 8, b"X\x01\0\0\0\xff.", b"N\x85R.")
+        ),
+    ],
 )
 def test_tests_that_cannot_be_unpacked_are_a_fault_never_an_empty_list(value: str) -> None:
     with pytest.raises(RowError):
@@ -78,7 +86,7 @@ def test_texts_that_are_missing_empty_huge_or_not_unicode_are_faults() -> None:
 def test_answers_are_written_out_as_a_person_would() -> None:
     assert answer_of({"a": 33}, "a") == answer_of({"a": 33.0}, "a") == answer_of({"a": " 33 "}, "a") == "33"
     assert answer_of({"a": 0.5}, "a") == "0.5"
-    for value in (float("nan"), True, None, ""):
+    for value in (float("nan"), float("inf"), True, None, ""):
         with pytest.raises(RowError):
             answer_of({"a": value}, "a")
 

@@ -183,6 +183,19 @@ def test_equal_rows_are_read_once_and_an_id_of_two_problems_is_a_fault(tmp_path:
     assert "id 'a/1' is also that of" in loaded.bad[0].why
 
 
+def test_a_question_is_played_once_and_the_log_says_how_many_were_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"problem": "1+1", "answer": "2"}, {"problem": "1 + 1", "answer": "3"}, {"problem": "2+2", "answer": "4"}]
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(json.dumps(rows))
+    with caplog.at_level(logging.WARNING):
+        found = load_for_play([str(tmp_path / "a.json"), str(tmp_path / "b.json")], "math", "refuse")
+    assert [problem.id for problem in found] == ["a/1", "a/3"]
+    assert "a.json: 1 problems ask what an earlier one asks" in caplog.text
+    assert "b.json: 3 problems ask what an earlier one asks" in caplog.text
+
+
 def test_problems_of_the_other_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"problem": "1+1", "answer": "2"}]))
     with pytest.raises(ConfigError, match="of the other kind"):

@@ -96,6 +96,13 @@ def test_the_folder_layout_of_apps_is_one_source(tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_text('{"a": 1}\n')
     assert find_files(str(tmp_path)) == [tmp_path / "more.jsonl", tmp_path / "train"]
     assert [row.place[-4:] for row in read_rows(tmp_path / "train")] == ["0001", "0002"]
+    (tmp_path / "train" / "0001" / "metadata.json").write_text('{"url": "u"}')
+    (tmp_path / "train" / "0002" / "metadata.json").write_text("[1]")
+    first, second = read_rows(tmp_path / "train")
+    assert isinstance(first, Row)
+    assert (first.fields["url"], "starter_code" in first.fields) == ("u", False)
+    assert isinstance(second, BadRow)
+    assert "expected an object with fields, found list" in second.why
 
 
 def test_what_is_no_source_is_said(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from coterie.data.small_programs import make_program_problem
 from coterie.env import make_env
 from coterie.envs.coding import State, Work, hidden_tests, public_tests
-from coterie.envs.suites import judged, read_suite, write_suite
+from coterie.envs.suites import judged, read_suite, shown, write_suite
 from coterie.errors import ConfigError
 from coterie.problems import CallTest, CodeProblem, ProgramTest
 from coterie.sandbox.shared import shared_pool
@@ -142,20 +142,32 @@ def test_hidden_tests_references_and_wrong_programs_never_reach_a_prompt() -> No
     episode = play_once("code", say, options={"max_rounds": 3})
     for test in hidden_tests(PROBLEM):
         assert isinstance(test, ProgramTest)
-        shown = f"input {json.dumps(test.stdin)} -> output"
-        assert not any(shown in prompt for prompt in prompts)
+        asked = f"input {json.dumps(test.stdin)} -> output"
+        assert not any(asked in prompt for prompt in prompts)
     assert not any(code in prompt for prompt in prompts for code in (PROBLEM.reference, *PROBLEM.wrong))
     assert all(test.public for test in public_tests(PROBLEM))
-    assert any(str(PROBLEM.tests[0].expected).strip() in prompt for prompt in prompts if PROBLEM.tests[0].public)  # type: ignore[union-attr]
+    assert all(shown(test) in prompt for test in public_tests(PROBLEM) for prompt in prompts)
     assert "tests" not in episode.task.data
 
 
+def test_public_tests_that_are_not_to_be_shown_reach_no_prompt() -> None:
+    prompts: list[str] = []
+
+    def say(role: str, prompt: str) -> str:
+        prompts.append(prompt)
+        return suite_text(("40", "1")) if role == "tester" else fenced("print('x')")
+
+    play_once("code", say, options={"max_rounds": 2, "show_public": False})
+    assert len(prompts) == 4
+    assert "the program prints" in prompts[2], "what was tested is shown"
+    assert not any(shown(test) in prompt for test in public_tests(PROBLEM) for prompt in prompts)
+
+
 def test_the_coder_alone_ends_when_the_public_tests_pass() -> None:
-    wrong = next(code for code in PROBLEM.wrong)
     episode = play_once(
-        "code", [fenced(wrong), fenced(PROBLEM.reference)], options={"roles": ["coder"], "max_rounds": 3}
+        "code", [fenced("print('x')"), fenced(PROBLEM.reference)], options={"roles": ["coder"], "max_rounds": 3}
     )
-    assert len(episode.turns) in (1, 2)
+    assert rewards(episode) == [(0.0, 0.1), (1.0, 0.1)]
     solved = play_once("code", [fenced(PROBLEM.reference)], options={"roles": ["coder"], "solve_bonus": 0.5})
     assert rewards(solved) == [(1.5, 0.1)]
     assert solved.outcome is not None

@@ -15,7 +15,7 @@ from coterie.types import Episode, Json, Task
 COMPACT: dict[str, Json] = {"tool": "none", "style": "compact", "max_rounds": 2}
 
 
-def task_of(question_ends_with: str = "", **options: Json) -> tuple[Task, str]:
+def task_of(**options: Json) -> tuple[Task, str]:
     """Return the first training task and its answer."""
     env = make_env("math", options)
     task = env.tasks("train", 0, 1)[0]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from coterie.data.load import Problem, load, normalised, question_of
+from coterie.data.load import Loaded, Problem, load, normalised, question_of
 from coterie.data.rows import BadRow
 from coterie.problems import CodeProblem, MathProblem
 
@@ -86,18 +86,19 @@ def check_sources(
 
     Reads everything; raises ``ConfigError`` where a source cannot be read at all. Bad rows of ``against`` are listed.
     """
-    reports = [_report(source, count_tokens) for source in sources]
-    held = [_report(source, count_tokens) for source in against]
-    placed = [item for source in sources for item in _placed(source)]
+    found, held = [load(source) for source in sources], [load(source) for source in against]
+    placed = _placed(found)
     return DataReport(
-        sources=(*reports, *held),
+        sources=tuple(
+            _report(source, loaded, count_tokens)
+            for source, loaded in zip((*sources, *against), (*found, *held), strict=True)
+        ),
         duplicates=tuple(_repeated(placed)),
-        overlap=tuple(find_overlap(placed, [item for source in against for item in _placed(source)])),
+        overlap=tuple(find_overlap(placed, _placed(held))),
     )
 
 
-def _report(source: str, count_tokens: Callable[[str], int] | None) -> SourceReport:
-    loaded = load(source)
+def _report(source: str, loaded: Loaded, count_tokens: Callable[[str], int] | None) -> SourceReport:
     texts = [question_of(problem) for problem in loaded.problems]
     return SourceReport(
         source=source,
@@ -111,9 +112,8 @@ def _report(source: str, count_tokens: Callable[[str], int] | None) -> SourceRep
     )
 
 
-def _placed(source: str) -> list[tuple[str, Problem]]:
-    loaded = load(source)
-    return [(loaded.places[problem.id], problem) for problem in loaded.problems]
+def _placed(found: Iterable[Loaded]) -> list[tuple[str, Problem]]:
+    return [(loaded.places[problem.id], problem) for loaded in found for problem in loaded.problems]
 
 
 def _repeated(placed: Iterable[tuple[str, Problem]]) -> list[Pair]:

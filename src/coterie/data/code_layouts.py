@@ -13,10 +13,12 @@ from coterie.data.fields import (
     call_tests,
     checked_tests,
     line_pairs,
+    number_of,
     optional,
     pairs_of,
     program_tests,
     text_of,
+    texts_of,
     tolerance_of,
     unjson,
     unpacked,
@@ -38,15 +40,15 @@ def humaneval(fields: Mapping[str, Any], id: str) -> CodeProblem:
         entry=entry,
         starter=prompt,
         reference=prompt + text_of(fields, "canonical_solution"),
-        tolerance=fields.get("atol") or None,
+        tolerance=number_of(fields, "atol") or None,
     )
 
 
 def mbpp(fields: Mapping[str, Any], id: str) -> CodeProblem:
     """MBPP, full and sanitized: a list of asserts. The first is public, since only it names the function."""
     code = text_of(fields, "code").replace("\r\n", "\n")
-    setup = "\n".join([*(fields.get("test_imports") or ()), fields.get("test_setup_code") or ""]).replace("\r\n", "\n")
-    listed = [*(fields.get("test_list") or ()), *(fields.get("challenge_test_list") or ())]
+    setup = "\n".join([*texts_of(fields, "test_imports"), optional(fields, "test_setup_code")]).replace("\r\n", "\n")
+    listed = [*texts_of(fields, "test_list"), *texts_of(fields, "challenge_test_list")]
     return CodeProblem(
         id=id,
         statement=text_of(fields, "text" if "text" in fields else "prompt").replace("\r\n", "\n"),
@@ -70,13 +72,13 @@ def mbpp_plus(fields: Mapping[str, Any], id: str) -> CodeProblem:
         tests=_asserts(asserts, setup),
         entry=entry,
         reference=code,
-        tolerance=fields.get("atol") or None,
+        tolerance=number_of(fields, "atol") or None,
     )
 
 
-def _asserts(listed: Sequence[Any], setup: str) -> tuple[CodeTest, ...]:
-    if not all(isinstance(item, str) and item.strip() for item in listed):
-        raise RowError("the list of asserts holds something that is no text")
+def _asserts(listed: Sequence[str], setup: str) -> tuple[CodeTest, ...]:
+    if not all(item.strip() for item in listed):
+        raise RowError("the list of asserts holds an empty text")
     codes = [item.replace("\r\n", "\n").strip() for item in listed]
     return checked_tests(
         [AssertTest(code=f"{setup}\n{code}".lstrip(), public=number == 0) for number, code in enumerate(codes)]
@@ -103,14 +105,14 @@ def apps(fields: Mapping[str, Any], id: str) -> CodeProblem:
     packed = unjson(fields.get("input_output"), "input_output")
     if not isinstance(packed, Mapping):
         raise RowError("field 'input_output' is missing or empty, so there is no test")
-    pairs, entry = pairs_of(packed, "input_output"), packed.get("fn_name") or ""
+    pairs, entry = pairs_of(packed, "input_output"), optional(packed, "fn_name")
     # Values of codewars stand in a list of one; those of LeetCode are as they are.
     wrapped = "leetcode" not in str(fields.get("url")) and all(
         isinstance(out, list) and len(out) == 1 for _, out in pairs
     )
     calls = [(given, out[0] if wrapped else out) for given, out in pairs]
     tests = call_tests(calls) if entry else program_tests(pairs)
-    solutions = unjson(fields.get("solutions") or [], "solutions")
+    solutions = texts_of({"solutions": unjson(fields.get("solutions") or None, "solutions")}, "solutions")
     statement = text_of(fields, "question")
     return CodeProblem(
         id=id,
@@ -118,7 +120,7 @@ def apps(fields: Mapping[str, Any], id: str) -> CodeProblem:
         tests=checked_tests(tests),
         entry=entry,
         starter=optional(fields, "starter_code"),
-        reference=next((item for item in solutions if isinstance(item, str) and item.strip()), ""),
+        reference=next((item for item in solutions if item.strip()), ""),
         tolerance=tolerance_of(statement, tests),
     )
 
@@ -126,7 +128,7 @@ def apps(fields: Mapping[str, Any], id: str) -> CodeProblem:
 def live_code_bench(fields: Mapping[str, Any], id: str) -> CodeProblem:
     """LiveCodeBench: public tests as JSON, private ones packed; functional ones are calls of ``metadata.func_name``."""
     metadata = unjson(fields.get("metadata") or "{}", "metadata")
-    entry = (metadata.get("func_name") if isinstance(metadata, Mapping) else None) or ""
+    entry = optional(metadata, "func_name") if isinstance(metadata, Mapping) else ""
     tests: list[CodeTest] = []
     for name, public in (("public_test_cases", True), ("private_test_cases", False)):
         pairs = pairs_of(unpacked(fields.get(name), name), name)
@@ -145,7 +147,7 @@ def live_code_bench(fields: Mapping[str, Any], id: str) -> CodeProblem:
 def sandbox_fusion(fields: Mapping[str, Any], id: str) -> CodeProblem:
     """SandboxFusion's rows of CodeContests and LiveCodeBench: ``content`` and ``test``."""
     found = unpacked(fields.get("test"), "test")
-    entry = (found.get("fn_name") if isinstance(found, Mapping) else None) or ""
+    entry = optional(found, "fn_name") if isinstance(found, Mapping) else ""
     pairs = pairs_of(found, "test")
     tests = call_tests(line_pairs(pairs, "test")) if entry else program_tests(pairs)
     statement = text_of(fields, "content")
@@ -178,24 +180,27 @@ def code_contests(fields: Mapping[str, Any], id: str) -> CodeProblem:
             tests += program_tests(pairs_of(fields[name], name), public=name == "public_tests")
     statement = text_of(fields, "description")
     limit = fields.get("time_limit")
-    seconds = (limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9 if isinstance(limit, Mapping) else 0.0
+    seconds = number_of(limit, "seconds") + number_of(limit, "nanos") / 1e9 if isinstance(limit, Mapping) else 0.0
     return CodeProblem(
         id=id,
         statement=statement,
         tests=checked_tests(tests),
-        reference=next(iter(_in_python(fields.get("solutions"))), ""),
-        wrong=tuple(_in_python(fields.get("incorrect_solutions"))[:MAX_WRONG]),
+        reference=next(iter(_in_python(fields, "solutions")), ""),
+        wrong=tuple(_in_python(fields, "incorrect_solutions")[:MAX_WRONG]),
         tolerance=tolerance_of(statement, tests),
         cpu_s=max(4.0, 2.0 * seconds),  # limits are set for C++
     )
 
 
-def _in_python(listed: object) -> list[str]:
+def _in_python(fields: Mapping[str, Any], name: str) -> list[str]:
     """Return the Python 3 programs of parallel lists of languages and programs."""
-    if not isinstance(listed, Mapping):
+    listed = fields.get(name)
+    if listed is None:
         return []
-    both = zip(listed.get("language") or (), listed.get("solution") or (), strict=False)
-    return [code for language, code in both if language in _PYTHON3 and isinstance(code, str)]
+    languages = listed.get("language") if isinstance(listed, Mapping) else None
+    if not isinstance(languages, list) or len(languages) != len(texts_of(listed, "solution")):
+        raise RowError(f"field {name!r} lacks the lists of languages and programs, or they differ in length")
+    return [code for language, code in zip(languages, listed["solution"], strict=True) if language in _PYTHON3]
 
 
 def codeforces(fields: Mapping[str, Any], id: str) -> CodeProblem:
@@ -205,11 +210,10 @@ def codeforces(fields: Mapping[str, Any], id: str) -> CodeProblem:
     statement = "\n\n".join(f"{head}\n{text}".strip() for head, text in texts.items() if text)
     tests = program_tests(pairs_of(fields.get("examples") or [], "examples"), public=True)
     tests += program_tests(pairs_of(fields.get("official_tests") or [], "official_tests"))
-    limit = fields.get("time_limit")
     return CodeProblem(
         id=id,
         statement=text_of({"description": statement}, "description"),
         tests=checked_tests(tests),
         tolerance=tolerance_of(statement, tests),
-        cpu_s=max(4.0, 2.0 * limit) if isinstance(limit, int | float) else 4.0,
+        cpu_s=max(4.0, 2.0 * number_of(fields, "time_limit")),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import base64
-import binascii
 import io
 import json
+import math
 import pickle
 import re
 import zlib
@@ -19,6 +19,17 @@ MAX_TEXT_CHARS = 200_000
 MAX_ANSWER_CHARS = 10_000
 MAX_UNPACKED_BYTES = 512 * 2**20
 DEFAULT_TOLERANCE = 1e-6
+_BAD_PICKLE = (
+    pickle.UnpicklingError,
+    EOFError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+)
+"""What an unpickler raises for bytes that are no pickle; a text that is no base64 is a ``ValueError`` too."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DECIMAL = re.compile(r"(?<![\w.])[-+]?\d*\.\d+(?![\w.])")
 _ERROR_WORDS = re.compile(
@@ -53,6 +64,26 @@ def optional(fields: Mapping[str, Any], name: str) -> str:
     return "" if value is None or (isinstance(value, str) and not value.strip()) else text_of(fields, name)
 
 
+def texts_of(fields: Mapping[str, Any], name: str) -> list[str]:
+    """Return a field that is a list of texts, an empty one where it is missing or null."""
+    value = fields.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise RowError(f"field {name!r} is {str(value)[:80]!r}, expected a list of texts")
+    return value
+
+
+def number_of(fields: Mapping[str, Any], name: str) -> float:
+    """Return a field that is a number, 0 where it is missing or null."""
+    value = fields.get(name)
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RowError(f"field {name!r} is {str(value)[:80]!r}, expected a number")
+    return float(value)
+
+
 def answer_of(fields: Mapping[str, Any], name: str) -> str:
     """Return a final answer as text; numbers are written out, whole ones without a decimal point."""
     value = fields.get(name)
@@ -61,8 +92,8 @@ def answer_of(fields: Mapping[str, Any], name: str) -> str:
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return str(int(value))
     if isinstance(value, float):
-        if value != value:
-            raise RowError(f"field {name!r} is not a number (nan), so there is no answer")
+        if not math.isfinite(value):
+            raise RowError(f"field {name!r} is {value}, which is no number, so there is no answer")
         return repr(value)
     return text_of(fields, name, limit=MAX_ANSWER_CHARS).strip()
 
@@ -102,7 +133,9 @@ def unpacked(value: object, name: str) -> Any:
         if unzip.unconsumed_tail or not unzip.eof:
             raise RowError(f"field {name!r} is cut short, or larger than {MAX_UNPACKED_BYTES // 2**20} MiB unpacked")
         found = _TextOnly(io.BytesIO(content)).load()
-    except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, IndexError, KeyError) as error:
+    except RowError:
+        raise
+    except (zlib.error, *_BAD_PICKLE) as error:
         raise RowError(f"field {name!r} cannot be unpacked: {type(error).__name__}: {error}") from error
     if isinstance(found, dict) and set(found) == {"input_output"}:
         found = found["input_output"]

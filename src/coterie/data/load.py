@@ -162,8 +162,9 @@ def _converted(
 
 
 def load_for_play(sources: Sequence[str], kind: Kind, bad_rows: Literal["refuse", "skip"]) -> tuple[Problem, ...]:
-    """Return the problems of all sources, each question once; bad rows are refused, or left out and counted in the log.
+    """Return the problems of all sources, each question once, as it stands first; the log counts what is left out.
 
+    Left out are questions that are asked again and, with ``bad_rows = "skip"``, bad rows, which are refused otherwise.
     ``ConfigError`` where a source holds problems of the other kind, or none.
     """
     wanted = MathProblem if kind == "math" else CodeProblem
@@ -183,8 +184,12 @@ def load_for_play(sources: Sequence[str], kind: Kind, bad_rows: Literal["refuse"
         if others or not loaded.problems:
             what = f"{others[0]!r} is of the other kind" if others else "there is none"
             raise ConfigError(f"{source}: expected problems for env {kind!r}, but {what}")
+        before = len(found)
         for problem in loaded.problems:
             found.setdefault(question_hash(problem), problem)
+        again = len(loaded.problems) - (len(found) - before)
+        if again:
+            _LOG.warning("%s: %d problems ask what an earlier one asks and are left out", source, again)
     return tuple(found.values())
 
 

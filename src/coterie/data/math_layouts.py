@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from coterie.boxed import last_boxed
-from coterie.data.fields import RowError, answer_of, optional, text_of
+from coterie.data.fields import RowError, answer_of, optional, text_of, unjson
 from coterie.problems import MathProblem
 
 # What data sets put around a question for one prompt or another; a prompt of our own would ask twice.
@@ -52,8 +51,8 @@ def olympiad(fields: Mapping[str, Any], id: str) -> MathProblem:
 def verl(fields: Mapping[str, Any], id: str) -> MathProblem:
     """The rows of DAPO, DeepScaleR and Skywork for verl: a chat prompt and ``reward_model.ground_truth``."""
     reward, prompt, extra = (fields.get(name) for name in ("reward_model", "prompt", "extra_info"))
-    if not isinstance(reward, Mapping) or not isinstance(prompt, list) or not prompt:
-        raise RowError("expected a list 'prompt' and an object 'reward_model'")
+    if not isinstance(reward, Mapping) or not isinstance(prompt, list) or not isinstance((prompt or [0])[-1], Mapping):
+        raise RowError("expected a list of messages 'prompt' and an object 'reward_model'")
     if "code" in str(fields.get("ability", "")).lower():
         raise RowError(f"ability {fields['ability']!r} is not mathematics")
     raw = extra.get("raw_problem") if isinstance(extra, Mapping) else None
@@ -62,8 +61,7 @@ def verl(fields: Mapping[str, Any], id: str) -> MathProblem:
         question = question.replace(words, "")
     answer = answer_of(reward, "ground_truth")
     if answer.startswith('["') and answer.endswith('"]'):
-        listed = json.loads(answer)
-        answer = ", ".join(map(str, listed))
+        answer = ", ".join(map(str, unjson(answer, "ground_truth")))
     return MathProblem(id=id, question=text_of({"prompt": question.strip()}, "prompt"), answer=answer)
 
 

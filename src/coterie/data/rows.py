@@ -26,7 +26,12 @@ from coterie.errors import ConfigError
 MAX_ROW_BYTES = 64 * 2**20
 FORMATS = (".jsonl", ".json", ".csv", ".parquet")
 _HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<pattern>[^:]+))?")
-_APPS_TEXTS = {"question": "question.txt", "input_output": "input_output.json", "solutions": "solutions.json"}
+_APPS_TEXTS = {
+    "question": "question.txt",
+    "input_output": "input_output.json",
+    "solutions": "solutions.json",
+    "starter_code": "starter_code.py",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,9 @@ def _json_list(path: Path, content: bytes) -> Rows:
     except UnicodeDecodeError as error:
         yield BadRow(f"{path}:{content[: error.start].count(10) + 1}", f"not UTF-8: byte {content[error.start]:#04x}")
         return
+    except RecursionError as error:
+        yield BadRow(str(path), f"not JSON: {error}")
+        return
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             yield from _json_lines(path, io.BytesIO(content))
@@ -193,17 +201,15 @@ def _apps_rows(path: Path) -> Rows:
         [path] if (path / "question.txt").is_file() else sorted(item.parent for item in path.glob("*/question.txt"))
     )
     for folder in folders:
-        fields: dict[str, Any] = {"problem_id": folder.name, "starter_code": ""}
+        fields: dict[str, Any] = {"problem_id": folder.name}
         try:
             for field, name in _APPS_TEXTS.items():
                 if (folder / name).is_file():
                     fields[field] = (folder / name).read_text(encoding="utf-8")
-            if (folder / "starter_code.py").is_file():
-                fields["starter_code"] = (folder / "starter_code.py").read_text(encoding="utf-8")
-            if (folder / "metadata.json").is_file():
-                fields |= json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-            yield Row(str(folder), fields)
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            more = folder / "metadata.json"
+            about = _checked(str(more), json.loads(more.read_text(encoding="utf-8")) if more.is_file() else {})
+            yield about if isinstance(about, BadRow) else Row(str(folder), {**fields, **about.fields})
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
             yield BadRow(str(folder), f"not UTF-8 or not JSON: {error}")
 
 

@@ -130,7 +130,7 @@ def make_program_problem(level: int, split: str, index: int, short: bool = False
 
 
 def some_tests(level: int, split: str, index: int, rng: random.Random, count: int) -> list[ProgramTest]:
-    """Return fresh tests of a problem, which a scripted tester writes: never taken from the hidden ones."""
+    """Return tests of a problem as a scripted tester writes them: drawn by ``rng``, not copied from the hidden ones."""
     _, steps = _made(level, split, index)
     inputs = _inputs(level, rng)[:count]
     return [ProgramTest(stdin=" ".join(map(str, xs)) + "\n", expected=f"{steps.output(xs)}\n") for xs in inputs]
@@ -154,7 +154,7 @@ def draw(level: int, rng: random.Random) -> Steps | None:
 
 
 def _inputs(level: int, rng: random.Random) -> list[list[int]]:
-    """Return the inputs of the tests, all different; lists come short and long."""
+    """Return the inputs of the tests: level 1 different numbers, else lists, short ones and longer ones."""
     if level == 1:
         return [[x] for x in rng.sample(range(20), NUM_TESTS)]
     return [[rng.randrange(-5, 30) for _ in range(rng.randrange(1, 4 + number))] for number in range(NUM_TESTS)]

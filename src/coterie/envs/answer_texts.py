@@ -1,4 +1,4 @@
-"""What is read out of an answer: the program in its last code block, the JSON in it, the text of a box."""
+"""Texts of answers: the program or the JSON in the last code block, what a program printed, how texts are shown."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ def parses(program: str) -> bool:
     """Return whether a text is a program of Python, not empty and of a sane length."""
     if not program.strip() or len(program) > MAX_PROGRAM_CHARS:
         return False
+    return bool(statements(program))
+
+
+def statements(program: str) -> list[ast.stmt]:
+    """Return the statements of a text, none where it is not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return bool(ast.parse(program).body)
+            return ast.parse(program).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
+        return []
 
 
 def json_of(text: str) -> object:
@@ -41,6 +46,22 @@ def json_of(text: str) -> object:
         return json.loads(last_block(text, "json", ""))
     except (ValueError, RecursionError):
         return None
+
+
+def printed(stdout: bytes) -> str:
+    """Return what a program printed, without blanks around it."""
+    return stdout.decode("utf-8", errors="replace").strip()
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a text, "" where there is none."""
+    lines = text.splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+def cut(text: str, most: int) -> str:
+    """Return at most so many characters of a text; what is cut says how long it was."""
+    return text if len(text) <= most else f"{text[:most]} ... ({len(text)} characters)"
 
 
 def block(program: str, language: str = "python") -> str:

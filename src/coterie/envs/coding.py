@@ -28,10 +28,10 @@ from typing import ClassVar, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from coterie.data.small_programs import LEVELS, make_program_problem, some_tests
-from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
-from coterie.envs.answer_texts import block, parses, program_of
+from coterie.env import EnvOptions, Expert, Prompt, Score, Team
+from coterie.envs.answer_texts import block, cut, parses, program_of
 from coterie.envs.once import once
-from coterie.envs.problem_tasks import ProblemOptions, ProblemTasks
+from coterie.envs.problem_tasks import ProblemEnv, ProblemOptions, ProblemTasks
 from coterie.envs.suites import Suite, judged, read_suite, shown, shown_text, write_suite
 from coterie.errors import ConfigError
 from coterie.grading import grade
@@ -60,7 +60,7 @@ class CodingOptions(ProblemOptions):
     max_wrong: int = Field(default=16, ge=1)
     """Wrong programs that a suite is tried on: the problem's own first, then the coder's, those played first."""
     show_public: bool = True
-    """Show the problem's public tests in prompts. They never count for the reward."""
+    """Show the problem's public tests, and which a program fails; else they are not used. They are never rewarded."""
     style: Literal["plain", "compact"] = "plain"
     """``plain``: English for language models; ``compact``: few characters for tiny ones."""
     reward: Literal["dense", "outcome"] = "dense"
@@ -112,7 +112,7 @@ class State:
         return shares[-1] if shares else 0.0
 
 
-class Coding(Env):
+class Coding(ProblemEnv[CodeProblem]):
     """The environment of programming; see the module's first lines for the rules."""
 
     roles: ClassVar[tuple[str, ...]] = ("tester", "coder")
@@ -127,20 +127,8 @@ class Coding(Env):
             raise ConfigError(f"env.roles = {list(self.active_roles)}: 'coder' must play, alone or with 'tester'")
         level, short = self.options.level, self.options.style == "compact"
         self._problems = ProblemTasks(
-            "code",
-            "code",
-            self.options,
-            CodeProblem,
-            lambda split, index: make_program_problem(level, split, index, short),
+            "code", self.options, CodeProblem, lambda split, index: make_program_problem(level, split, index, short)
         )
-
-    def num_tasks(self, split: str) -> int | None:
-        """Return how many problems a split has; ``None`` (no end) where they are made."""
-        return self._problems.num_tasks(split)
-
-    def tasks(self, split: str, start: int, count: int) -> list[Task]:
-        """Return tasks of a split. No two splits ask the same."""
-        return self._problems.tasks(split, start, count)
 
     async def play(self, task: Task, team: Team) -> Outcome:
         """Play one task: per round tests (if the tester plays) and a program, until they agree."""
@@ -180,8 +168,7 @@ class Coding(Env):
         return once(score)
 
     def _score_coder(self, problem: CodeProblem, state: State, suite: Suite | None) -> Score[Work]:
-        hidden, public = hidden_tests(problem), public_tests(problem)
-        seen = (*public, *(suite.tests if suite else ()))
+        hidden, seen = hidden_tests(problem), (*self._public(problem), *(suite.tests if suite else ()))
 
         async def score(text: str) -> Scored[Work]:
             program = self._program(text)
@@ -199,6 +186,9 @@ class Coding(Env):
             return Scored(Reward(self._team(state, work), self.options.format_reward if work.runs else 0.0), work)
 
         return once(score)
+
+    def _public(self, problem: CodeProblem) -> tuple[CodeTest, ...]:
+        return public_tests(problem) if self.options.show_public else ()
 
     def _team(self, state: State, work: Work) -> float:
         first = work.share == 1.0 and all(earlier.share < 1.0 for earlier in state.works)
@@ -268,7 +258,7 @@ class Coding(Env):
         lines = [f"Round {len(state.works) + 1}. The problem:", problem.statement]
         if problem.starter and not problem.statement.endswith(problem.starter.strip()):
             lines += ["The program begins with:", block(problem.starter)]
-        public = public_tests(problem) if self.options.show_public else ()
+        public = self._public(problem)
         if public:
             lines += ["Public tests:", *(_cut(shown(test)) for test in public)]
         if state.works:
@@ -338,7 +328,7 @@ def _compact(role: str, problem: CodeProblem, state: State, suite: Suite | None)
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ... ({len(text)} characters)"
+    return cut(text, _SHOWN_CHARS)
 
 
 _WHO = {

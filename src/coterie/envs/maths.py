@@ -22,14 +22,15 @@ from pydantic import Field, model_validator
 
 from coterie.boxed import last_boxed
 from coterie.data.arithmetic import ANSWER_CHARS, LEVELS, QUESTION_CHARS, make_problem
-from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
-from coterie.envs.answer_texts import block, program_of
+from coterie.env import EnvOptions, Expert, Prompt, Score, Team
+from coterie.envs.answer_texts import block, cut, last_line, printed, program_of
 from coterie.envs.once import once
-from coterie.envs.problem_tasks import ProblemOptions, ProblemTasks
+from coterie.envs.problem_tasks import ProblemEnv, ProblemOptions, ProblemTasks
 from coterie.errors import ConfigError
 from coterie.grading.maths import verify
+from coterie.grading.report import bad_end
 from coterie.problems import MathProblem
-from coterie.sandbox.execution import Limits, Verdict
+from coterie.sandbox.execution import Limits
 from coterie.sandbox.shared import shared_pool
 from coterie.types import Outcome, Reward, Scored, Task, system, user
 
@@ -92,7 +93,7 @@ class State:
         return float(readable[-1].right) if readable else 0.0
 
 
-class Maths(Env):
+class Maths(ProblemEnv[MathProblem]):
     """The environment of mathematics; see the module's first lines for the rules."""
 
     roles: ClassVar[tuple[str, ...]] = ("tool", "reasoner")
@@ -107,16 +108,8 @@ class Maths(Env):
             raise ConfigError(f"env.roles = {list(self.active_roles)}: 'reasoner' must play, alone or with 'tool'")
         level = self.options.level
         self._problems = ProblemTasks(
-            "math", "math", self.options, MathProblem, lambda split, index: make_problem(level, split, index)
+            "math", self.options, MathProblem, lambda split, index: make_problem(level, split, index)
         )
-
-    def num_tasks(self, split: str) -> int | None:
-        """Return how many problems a split has; ``None`` (no end) where they are made."""
-        return self._problems.num_tasks(split)
-
-    def tasks(self, split: str, start: int, count: int) -> list[Task]:
-        """Return tasks of a split. No two splits ask the same."""
-        return self._problems.tasks(split, start, count)
 
     async def play(self, task: Task, team: Team) -> Outcome:
         """Play one task: per round the tool's work (if it plays) and the reasoner's answer, until they agree."""
@@ -177,12 +170,11 @@ class Maths(Env):
         if not program:
             return Work("", False)
         done = await shared_pool().run(program, limits=Limits(cpu_s=self.options.cpu_s))
-        if done.verdict is not Verdict.OK:
-            errors = done.stderr.decode("utf-8", errors="replace").strip().splitlines()
-            return Work("", False, program, f"{done.verdict.value}: {done.hint or (errors[-1] if errors else '')}")
-        output = done.stdout.decode("utf-8", errors="replace").strip()
-        answer = output.splitlines()[-1].strip() if output else ""
-        answer = last_boxed(answer) or answer
+        ended = bad_end(done)
+        if ended is not None:
+            return Work("", False, program, ended.reason)
+        output = printed(done.stdout)
+        answer = last_boxed(last_line(output)) or last_line(output)
         return Work(answer, await self._same(problem.answer, answer), program, output)
 
     def _reward(self, state: State, work: Work) -> Reward:
@@ -289,4 +281,4 @@ def _situation(problem: MathProblem, state: State, draft: Work | None) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ... ({len(text)} characters)"
+    return cut(text, _SHOWN_CHARS)

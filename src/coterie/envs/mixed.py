@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from coterie.env import Env, EnvOptions, Team, make_env
-from coterie.envs.splits import check_split
+from coterie.envs.splits import check_split, places
 from coterie.errors import EnvError
 from coterie.keyed import keyed_random, stable_hash
 from coterie.types import Outcome, Task
@@ -103,13 +103,12 @@ class Mixed(Env):
 
     def tasks(self, split: str, start: int, count: int) -> list[Task]:
         """Return tasks of a split; which part a place is of is keyed by the weights, the split and the place."""
-        available = self.num_tasks(split)
-        end = start + count if available is None else min(start + count, available)
+        wanted = places(start, count, self.num_tasks(split))
         drawn: Counter[int] = Counter()
         found = []
-        for place in range(end):
+        for place in range(wanted.stop):
             part = self._part(split, place)
-            if place >= start:
+            if place in wanted:
                 found.append(self._task(part, split, drawn[part]))
             drawn[part] += 1
         return found

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
-from coterie.envs.answer_texts import block, program_of
+from coterie.envs.answer_texts import block, last_line, printed, program_of
 from coterie.envs.grid import Grid, canonical, cells_of, distances, straight_distance
 from coterie.envs.maze import Attempt, Board, answer_moves, blind_moves, execute, nearest_end
 from coterie.envs.once import once
@@ -185,8 +185,7 @@ class PlanPath(Env):
             if program:
                 done = await shared_pool().run(program)
                 if done.verdict is Verdict.OK:
-                    lines = done.stdout.decode("utf-8", errors="replace").strip().splitlines()
-                    moves = self._moves(lines[-1]) if lines else ""
+                    moves = self._moves(last_line(printed(done.stdout)))
             return self._judge(board, moves)
 
         return once(score)

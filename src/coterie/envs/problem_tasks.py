@@ -10,8 +10,8 @@ from typing import Generic, Literal, TypeVar
 from pydantic import model_validator
 
 from coterie.data.load import Kind, Problem, load_for_play, normalised, question_hash, question_of
-from coterie.env import EnvOptions
-from coterie.envs.splits import SPLITS, check_split, split_of
+from coterie.env import Env, EnvOptions
+from coterie.envs.splits import SPLITS, num_listed, places, split_list, split_of
 from coterie.errors import ConfigError, EnvError
 from coterie.keyed import stable_hash
 from coterie.types import Json, Task
@@ -40,28 +40,20 @@ class ProblemOptions(EnvOptions):
 class ProblemTasks(Generic[P]):
     """The tasks of one env and the problems behind them; a task's data names its problem and shows what is asked."""
 
-    def __init__(
-        self, name: str, kind: Kind, options: ProblemOptions, wanted: type[P], make: Callable[[str, int], P]
-    ) -> None:
+    def __init__(self, kind: Kind, options: ProblemOptions, wanted: type[P], make: Callable[[str, int], P]) -> None:
         """Read the files, once a process; ``make(split, index)`` gives problems where there are none."""
-        self._name = name
+        self._kind = kind
         self._make = make
         self._wanted = wanted
         self._listed = _listed(kind, options.data, options.test_data, options.bad_rows) if options.data else None
 
     def num_tasks(self, split: str) -> int | None:
         """Return how many problems a split has, ``None`` where they are made."""
-        if self._listed is None:
-            check_split(split)
-            return None
-        check_split(split, "all")
-        return len(self._listed[split])
+        return num_listed(split, self._listed)
 
     def tasks(self, split: str, start: int, count: int) -> list[Task]:
         """Return tasks of a split, fewer where files have no more."""
-        available = self.num_tasks(split)
-        end = start + count if available is None else min(start + count, available)
-        return [self._task(split, index) for index in range(start, end)]
+        return [self._task(split, index) for index in places(start, count, self.num_tasks(split))]
 
     def problem(self, task: Task) -> P:
         """Return the problem of a task; ``EnvError`` where the task is of other data."""
@@ -82,7 +74,21 @@ class ProblemTasks(Generic[P]):
         problem = self._problem(split, index)
         # Neither answers nor tests: tasks are shown and written beside episodes, and tests may be megabytes.
         data: dict[str, Json] = {"index": index, "problem": problem.id, "asks": question_of(problem)}
-        return Task(id=f"{self._name}:{split}:{index}", split=split, seed=stable_hash(problem.id), data=data)
+        return Task(id=f"{self._kind}:{split}:{index}", split=split, seed=stable_hash(problem.id), data=data)
+
+
+class ProblemEnv(Env, Generic[P]):
+    """What environments of mathematics and of programming have in common: their tasks are problems."""
+
+    _problems: ProblemTasks[P]
+
+    def num_tasks(self, split: str) -> int | None:
+        """Return how many problems a split has; ``None`` (no end) where they are made."""
+        return self._problems.num_tasks(split)
+
+    def tasks(self, split: str, start: int, count: int) -> list[Task]:
+        """Return tasks of a split. No two splits ask the same."""
+        return self._problems.tasks(split, start, count)
 
 
 @lru_cache(maxsize=16)
@@ -100,13 +106,15 @@ def _listed(
     kept = [problem for problem in problems if question_hash(problem) not in asked]
     if len(kept) < len(problems):
         _LOG.warning("%d problems of %s are in the test data and are left out", len(problems) - len(kept), list(data))
-    splits: dict[str, list[Problem]] = {split: [] for split in SPLITS}
-    for problem in kept:
+
+    def owner(problem: Problem) -> str:
         split = split_of(normalised(question_of(problem)))
-        splits["validation" if held and split == "test" else split].append(problem)
+        return "validation" if held and split == "test" else split
+
+    splits = split_list(kept, owner)
     if held:
-        splits["test"] = list(held)
+        splits["test"] = held
     empty = [split for split in SPLITS if not splits[split]]
     if empty:
         raise ConfigError(f"env.data = {list(data)}: {len(kept)} problems leave split {empty[0]!r} empty; give more")
-    return {split: tuple(found) for split, found in splits.items()} | {"all": held or tuple(problems)}
+    return {**splits, "all": held or problems}

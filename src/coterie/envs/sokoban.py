@@ -22,11 +22,11 @@ from pydantic import Field, model_validator
 
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.seats import SeatOptions
-from coterie.envs.sokoban_levels import FileLevel, draw_level, read_levels
+from coterie.envs.sokoban_levels import draw_level, read_levels
 from coterie.envs.sokoban_rules import MalformedLevelError, Position, canonical, cells, inside, parse
 from coterie.envs.sokoban_script import Attempt, answer_moves, blind_moves, execute, phi
 from coterie.envs.sokoban_solver import solution
-from coterie.envs.splits import check_split, make_instance
+from coterie.envs.splits import make_instance, num_listed, places, split_list
 from coterie.errors import ConfigError, EnvError
 from coterie.keyed import stable_hash
 from coterie.types import Json, Outcome, Reward, Scored, Task, system, user
@@ -89,32 +89,22 @@ class Sokoban(Env):
         super().__init__(options)
         if "planner" not in self.active_roles:
             raise ConfigError(f"env.roles = {list(self.active_roles)}: 'planner' must play, alone or with 'tool'")
-        self._levels = () if self.options.levels is None else read_levels(self.options.levels)
+        levels = () if self.options.levels is None else read_levels(self.options.levels)
+        self._listed = {**split_list(levels, lambda each: each.split), "all": levels} if levels else None
         size = self.options.size
-        self._width = max((each.start.level.width for each in self._levels), default=size)
-        self._height = max((each.start.level.height for each in self._levels), default=size)
+        self._width = max((each.start.level.width for each in levels), default=size)
+        self._height = max((each.start.level.height for each in levels), default=size)
 
     def num_tasks(self, split: str) -> int | None:
         """Return how many levels of the file a split has, or ``None`` where levels are made without end."""
-        return len(self._of_split(split)) if self.options.levels is not None else None
+        return num_listed(split, self._listed)
 
     def tasks(self, split: str, start: int, count: int) -> list[Task]:
         """Return tasks of a split, fewer where a file has no more. No two splits share a level, turned or mirrored.
 
         Made levels have no end. Levels of a file keep their order; its split ``all`` holds every one.
         """
-        if self.options.levels is None:
-            return [self._made(split, index) for index in range(start, start + count)]
-        chosen = list(enumerate(self._of_split(split)))[start : start + count]
-        return [
-            Task(
-                id=f"sokoban:{split}:{index}",
-                split=split,
-                seed=stable_hash(each.start.xsb()),
-                data={"xsb": each.start.xsb(), "title": each.title, "line": each.line},
-            )
-            for index, each in chosen
-        ]
+        return [self._task(split, index) for index in places(start, count, self.num_tasks(split))]
 
     async def play(self, task: Task, team: Team) -> Outcome:
         """Play one task: per round a draft by the tool (if it plays) and an answer by the planner."""
@@ -139,15 +129,19 @@ class Sokoban(Env):
 
     # ---- tasks ----
 
-    def _of_split(self, split: str) -> list[FileLevel]:
-        check_split(split, "all")
-        return [each for each in self._levels if split in ("all", each.split)]
-
-    def _made(self, split: str, index: int) -> Task:
-        size, boxes, walls = self.options.size, self.options.boxes, self.options.walls
-        name = f"sokoban/size={size}/boxes={boxes}/walls={walls}"
-        seed, level = make_instance(name, split, index, lambda rng: draw_level(rng, size, boxes, walls), canonical)
-        data: dict[str, Json] = {"xsb": level.xsb(), "shortest": len(solution(level).moves)}
+    def _task(self, split: str, index: int) -> Task:
+        data: dict[str, Json]
+        if self._listed is not None:
+            each = self._listed[split][index]
+            seed, data = (
+                stable_hash(each.start.xsb()),
+                {"xsb": each.start.xsb(), "title": each.title, "line": each.line},
+            )
+        else:
+            size, boxes, walls = self.options.size, self.options.boxes, self.options.walls
+            name = f"sokoban/size={size}/boxes={boxes}/walls={walls}"
+            seed, level = make_instance(name, split, index, lambda rng: draw_level(rng, size, boxes, walls), canonical)
+            data = {"xsb": level.xsb(), "shortest": len(solution(level).moves)}
         return Task(id=f"sokoban:{split}:{index}", split=split, seed=seed, data=data)
 
     def _start_of(self, task: Task) -> Position:

@@ -1,9 +1,9 @@
-"""Disjoint splits without a list: an instance's split is a hash of its canonical form, so no instance is in two."""
+"""Disjoint splits: an instance's split is a hash of its canonical form, so no instance, made or listed, is in two."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from coterie.errors import ConfigError, EnvError
@@ -29,6 +29,28 @@ def check_split(split: str, *more: str) -> None:
     """Raise ``ConfigError`` unless ``split`` is a known one; ``more`` names further splits of the env (``"all"``)."""
     if split not in (*SPLITS, *more):
         raise ConfigError(f"no split {split!r}: expected one of {[*SPLITS, *more]}")
+
+
+def split_list(items: Iterable[T], owner: Callable[[T], str]) -> dict[str, tuple[T, ...]]:
+    """Return the items of a list by split, in the list's order; ``owner`` says which split an item belongs to."""
+    parts: dict[str, list[T]] = {split: [] for split in SPLITS}
+    for item in items:
+        parts[owner(item)].append(item)
+    return {split: tuple(part) for split, part in parts.items()}
+
+
+def num_listed(split: str, listed: Mapping[str, Sequence[object]] | None) -> int | None:
+    """Return how many instances a split of a list has (``"all"``: the whole list), ``None`` where they are made."""
+    if listed is None:
+        check_split(split)
+        return None
+    check_split(split, "all")
+    return len(listed[split])
+
+
+def places(start: int, count: int, available: int | None) -> range:
+    """Return ``count`` places of a split from ``start``, fewer where no more are available (``None``: no end)."""
+    return range(start, start + count if available is None else min(start + count, available))
 
 
 def make_instance(

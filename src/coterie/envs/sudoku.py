@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from coterie.env import Env, EnvOptions, Expert, Prompt, Team
 from coterie.envs import sudoku_rules as rules
 from coterie.envs.seats import SeatOptions
-from coterie.envs.splits import check_split, make_instance
+from coterie.envs.splits import make_instance, num_listed, places
 from coterie.envs.sudoku_lists import listed_splits
 from coterie.envs.sudoku_script import Attempt, Board, mended_grid, slipped_grid
 from coterie.errors import ConfigError
@@ -93,20 +93,14 @@ class Sudoku(Env):
 
     def num_tasks(self, split: str) -> int | None:
         """Return how many listed puzzles a split has; ``None`` (no end) where puzzles are made."""
-        if self._listed is None:
-            check_split(split)
-            return None
-        check_split(split, "all")
-        return len(self._listed[split])
+        return num_listed(split, self._listed)
 
     def tasks(self, split: str, start: int, count: int) -> list[Task]:
         """Return tasks of a split, fewer where a list has no more. No two splits share a puzzle, in any form.
 
         Made puzzles have no end. Puzzles of a list keep their order; its split ``all`` holds every one.
         """
-        available = self.num_tasks(split)
-        end = start + count if available is None else min(start + count, available)
-        return [self._task(split, index) for index in range(start, end)]
+        return [self._task(split, index) for index in places(start, count, self.num_tasks(split))]
 
     async def play(self, task: Task, team: Team) -> Outcome:
         """Play one task: per round a draft by the tool (if it plays) and a grid by the planner."""

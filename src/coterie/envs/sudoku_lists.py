@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Sequence
 from functools import lru_cache
 
-from coterie.envs.splits import SPLITS, split_of
+from coterie.envs.splits import split_list, split_of
 from coterie.envs.sudoku_rules import BLANK, Puzzle, broken_units, canonical, solutions, unit_name
 from coterie.errors import ConfigError
 
@@ -84,12 +84,7 @@ def _read_splits(
     stamp: tuple[int, int],  # noqa: ARG001
 ) -> dict[str, tuple[Puzzle, ...]]:
     puzzles = read_puzzles(path, size, drop_ambiguous)
-    owners = [split_of(canonical(puzzle.clues)) for puzzle in puzzles]
-    parts = {
-        split: tuple(puzzle for puzzle, owner in zip(puzzles, owners, strict=True) if owner == split)
-        for split in SPLITS
-    }
-    return {**parts, "all": puzzles}
+    return {**split_list(puzzles, lambda puzzle: split_of(canonical(puzzle.clues))), "all": puzzles}
 
 
 def listed_splits(path: pathlib.Path, size: int, drop_ambiguous: bool) -> dict[str, tuple[Puzzle, ...]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from coterie.envs.answer_texts import block, json_of, last_block
+from coterie.envs.answer_texts import block, json_of, last_block, statements
 from coterie.grading import grade
 from coterie.problems import CallTest, CodeProblem, CodeTest, ProgramTest
 from coterie.sandbox.execution import Runner
@@ -96,13 +95,7 @@ def _pairs(text: str) -> list[CodeTest]:
 
 
 def _asserts(text: str, entry: str) -> list[CodeTest]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            body = ast.parse(last_block(text, "python", "py", "")).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    found = [_call(item, entry) for item in body]
+    found = [_call(item, entry) for item in statements(last_block(text, "python", "py", ""))]
     return [test for test in found if test is not None]
 
 
