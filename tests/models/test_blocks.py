@@ -53,6 +53,24 @@ def test_values_and_gradients_are_those_of_plain_attention(
         assert float((one - other).abs().max()) < 1e-12
 
 
+def test_under_autocast_it_trains_as_in_bfloat16_whatever_precision_its_inputs_have() -> None:
+    """A rotary embedding in float32 gives queries and keys in float32 beside values in bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    blocks = blocks_of(trie(100, 3, 50)[None, None])
+    assert blocks is not None
+    inputs = [torch.randn(1, 2, 250, 8, generator=generator, requires_grad=True) for _ in range(3)]
+    towards = torch.randn(1, 2, 250, 8, generator=generator).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = block_attention(inputs[0], inputs[1], inputs[2].bfloat16(), 0.25, blocks)
+    halves = [each.detach().bfloat16().requires_grad_() for each in inputs]
+    expected = block_attention(*halves, 0.25, blocks)
+    assert found.dtype == torch.bfloat16
+    assert found.equal(expected)
+    ours, theirs = torch.autograd.grad(found, inputs, towards), torch.autograd.grad(expected, halves, towards)
+    assert [grad.dtype for grad in ours] == [torch.float32] * 3
+    assert all(one.equal(other.float()) for one, other in zip(ours, theirs, strict=True))
+
+
 def test_only_what_some_query_of_a_block_sees_is_computed() -> None:
     """Prompt 128, 4 completions of 64: the prompt's blocks see 64 and 128 keys, a completion 192."""
     blocks = blocks_of(trie(128, 4, 64)[None, None])

@@ -75,8 +75,15 @@ def _blocks(mask: Tensor) -> tuple[Block, ...] | None:
 
 
 def block_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: tuple[Block, ...]) -> Tensor:
-    """Return the attention output (B, H, T, D) for a query (B, H, T, D) and keys and values (B, G, T, D)."""
-    output: Tensor = _BlockAttention.apply(query * scale, key, value, blocks)  # type: ignore[no-untyped-call]
+    """Return the attention output (B, H, T, D) for a query (B, H, T, D) and keys and values (B, G, T, D).
+
+    Under autocast it is computed in autocast's precision, forward and backward, as PyTorch's own attention is.
+    """
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        query, key, value = (each.to(torch.get_autocast_dtype(device)) for each in (query, key, value))
+    with torch.autocast(device, enabled=False):
+        output: Tensor = _BlockAttention.apply(query * scale, key, value, blocks)  # type: ignore[no-untyped-call]
     return output
 
 
