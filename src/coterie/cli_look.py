@@ -11,6 +11,7 @@ from rich.text import Text
 
 from coterie.cli_options import AnyArgument, Settings, find
 from coterie.config import Recipe, read_recipe
+from coterie.errors import ConfigError
 from coterie.shipped import description_of, paper_recipes, shipped_recipes
 
 
@@ -21,18 +22,25 @@ def check(
         bool,
         typer.Option("--offline", help="Load no model: count by the published dimensions of those that are known."),
     ] = False,
+    memory: Annotated[
+        bool,
+        typer.Option("--memory", help="Measure the peak of memory: run each phase once, at full size. Takes a while."),
+    ] = False,
 ) -> None:
     """Load everything a recipe names, and print it with every default, its tokens per step and its memory."""
     from coterie.cluster.entry import check_placement
     from coterie.dry_play import check_prompts
     from coterie.estimate import load_table, memory_table, placement_table, policy_memory, recipe_table, role_loads
     from coterie.lineup import assemble, check_env_fits
+    from coterie.memory import measure, peaks_table
     from coterie.trackers import check_trackers
 
     source = find(recipe)
     written = read_recipe(source.recipe, settings or ())
     resolved = check_env_fits(written)
     check_trackers(resolved.trackers)
+    if offline and memory:
+        raise ConfigError("--memory runs the models, and --offline loads none; give one of the two")
     if offline:
         _check_offline(written, resolved, str(source.recipe))
         return
@@ -48,6 +56,8 @@ def check(
         *([placement_table(places)] if places else []),
     ):
         console.print(table, crop=False)  # what is too wide for the terminal is wrapped by it, and not lost
+    if memory:
+        console.print(peaks_table(measure(lineup, lambda phase: console.print(f"measuring: {phase}"))), crop=False)
     console.print(Text(f"{source.recipe} is a recipe that can be trained"), soft_wrap=True)
 
 
