@@ -120,7 +120,7 @@ def test_every_kind_of_recipe_passes(settings: tuple[str, ...]) -> None:
     assert findings[-1].check == "memory"
 
 
-@pytest.mark.parametrize("name", [name for name in shipped_recipes() if not name.endswith("smollm2")])
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if "smollm2" not in name])
 def test_the_shipped_recipes_pass(name: str) -> None:
     recipe = read_recipe(shipped_recipes()[name], ("train.threads=1",))
     findings = examine(assemble(check_env_fits(recipe)), 2**40)
