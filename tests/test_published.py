@@ -13,22 +13,23 @@ from coterie.config import read_recipe
 from coterie.errors import ConfigError
 from coterie.estimate import PolicyMemory, policy_memory, role_loads
 from coterie.lineup import check_env_fits
-from coterie.published import PublishedModel, per_gpu, published_lineup, read_published
+from coterie.published import PublishedModel, per_gpu, published_lineup, read_published, without_data
 from coterie.shipped import description_of, paper_recipes, published_files, shipped_recipe
 from learning_toys import toy_recipe
 
-GAMES = ("plan_path", "sokoban", "sudoku")
+TASKS = ("plan_path", "sokoban", "sudoku", "math", "code")
 
 
-def test_every_game_is_there_for_both_models_shared_and_per_role() -> None:
-    wanted = {f"paper/{game}-{size}-{how}" for game in GAMES for size in ("1.7b", "8b") for how in ("shared", "roles")}
+def test_every_kind_of_task_is_there_for_both_models_shared_and_per_role() -> None:
+    wanted = {f"paper/{task}-{size}-{how}" for task in TASKS for size in ("1.7b", "8b") for how in ("shared", "roles")}
     assert wanted <= set(paper_recipes())
 
 
 @pytest.mark.parametrize("name", sorted(paper_recipes()))
 def test_a_recipe_of_the_paper_has_its_settings_and_says_that_it_was_not_run(name: str) -> None:
     path = shipped_recipe(name)
-    recipe = check_env_fits(read_recipe(path))
+    made, _ = without_data(read_recipe(path))
+    recipe = check_env_fits(made)
     assert recipe.description == description_of(path)
     assert recipe.description.endswith("; not run")
     assert path.read_text(encoding="utf-8").startswith("# Not run:")
@@ -101,3 +102,19 @@ def test_check_offline_prints_the_cost_and_what_it_could_not_verify() -> None:
     assert found.exit_code == 0, found.output
     for text in ("16,381,470,720", "on each of 8", "Not verified:", "the tokenizer is not here", "prompt characters"):
         assert text in found.output
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("paper/math-1.7b-roles", "agentica-org/DeepScaleR-Preview-Dataset, Maxwell-Jia/AIME_2024"),
+        ("paper/code-8b-shared", "codeparrot/apps:train.jsonl, codeparrot/apps:test.jsonl"),
+    ],
+)
+def test_check_offline_reads_no_data_and_says_so(name: str, data: str) -> None:
+    found = CliRunner().invoke(app, ["check", name, "--offline"], env={"COLUMNS": "120"})
+    assert found.exit_code == 0, found.output
+    assert f"the data of {data}: nothing was read, prompts are those of made problems" in found.output.replace(
+        "\n", " "
+    )
+    assert f'"{data.split(", ")[1]}"' in found.output  # in the table of keys too

@@ -37,13 +37,13 @@ def check(
 
     source = find(recipe)
     written = read_recipe(source.recipe, settings or ())
-    resolved = check_env_fits(written)
-    check_trackers(resolved.trackers)
+    check_trackers(written.trackers)
     if offline and memory:
         raise ConfigError("--memory runs the models, and --offline loads none; give one of the two")
     if offline:
-        _check_offline(written, resolved, str(source.recipe))
+        _check_offline(written, str(source.recipe))
         return
+    resolved = check_env_fits(written)
     lineup = assemble(resolved)
     check_prompts(lineup, "train", resolved.eval.final_split)
     loads = role_loads(lineup)
@@ -61,15 +61,20 @@ def check(
     console.print(Text(f"{source.recipe} is a recipe that can be trained"), soft_wrap=True)
 
 
-def _check_offline(written: Recipe, resolved: Recipe, source: str) -> None:
+def _check_offline(written: Recipe, source: str) -> None:
     from coterie.estimate import recipe_table
-    from coterie.published import NOT_VERIFIED, offline_tables
+    from coterie.lineup import check_env_fits
+    from coterie.published import NOT_VERIFIED, offline_tables, without_data
 
+    made, data = without_data(written)
+    resolved = check_env_fits(made)
+    shown = resolved.env.model_copy(update=written.env.options) if data else resolved.env
     console = Console()
-    for table in (recipe_table(written, resolved), *offline_tables(resolved)):
+    for table in (recipe_table(written, resolved.model_copy(update={"env": shown})), *offline_tables(resolved)):
         console.print(table, crop=False)
     console.print(Text("Not verified:"))
-    for line in NOT_VERIFIED:
+    unread = [f"the data of {', '.join(data)}: nothing was read, prompts are those of made problems"] if data else []
+    for line in (*NOT_VERIFIED, *unread):
         console.print(Text(f"- {line}"), soft_wrap=True)
     console.print(Text(f"{source} is a recipe; whether it can be trained is not known"), soft_wrap=True)
 

@@ -35,11 +35,13 @@ from coterie.models.chat import ChatRenderer
 from coterie.models.loading import DTYPES
 from coterie.models.policy import Policy
 from coterie.models.tiny import tiny_tokenizer
+from coterie.run_tables import EnvTable
 from coterie.shipped import published_files
 
 _ROOM = 10_000_000
 """Context of the stand-in renderer, in characters: it must never be what cuts a prompt."""
 _GPUS = (1, 8)
+_DATA_KEYS = ("data", "test_data")
 NOT_VERIFIED = (
     "that the model loads, and that its weights have these dimensions",
     "tokens of prompts: the tokenizer is not here, so prompts are counted in characters",
@@ -109,6 +111,13 @@ def published_lineup(recipe: Recipe) -> tuple[Lineup, dict[str, PublishedModel]]
             name=name, model=model, renderer=renderer, context=_ROOM, end_ids=frozenset({renderer.end_id})
         )
     return Lineup(recipe=recipe, policies=policies, engine=ScriptedEngine({}), bases={}), models
+
+
+def without_data(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
+    """Return the recipe with problems that are made on the spot, and the data sets that it would read instead."""
+    options = recipe.env.options
+    sources = [str(source) for key in _DATA_KEYS for source in options.pop(key, ())]
+    return recipe.model_copy(update={"env": EnvTable.model_validate({"name": recipe.env.name, **options})}), (*sources,)
 
 
 def offline_tables(recipe: Recipe) -> list[RenderableType]:
