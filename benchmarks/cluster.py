@@ -89,7 +89,7 @@ def episodes_per_s(name: str, workers: int, tasks: int, actor: Callable[..., Any
         },
         "benchmark",
     )
-    pool = EnginePool([actor("engine", lambda: spawn(Instant, 0.0, "SPREAD"))], env.roles)
+    pool = EnginePool([actor("engine", lambda: spawn(Instant, 0.0, "SPREAD"))])
     players = [actor(f"env {i}", lambda: spawn(EnvWorker, 0.0, "SPREAD", recipe, renderers)) for i in range(workers)]
     router = Router(players, dict.fromkeys(env.roles, pool))
     rollout = Rollout(make_env=type(env), seats=seats, plan=Plan(mode="chain", num_candidates=1), engine=None)

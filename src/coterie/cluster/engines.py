@@ -17,10 +17,9 @@ class EnginePool:
     worker with the fewest tokens so far. Which that is depends on the acts alone, so equal rollouts are dealt equally.
     """
 
-    def __init__(self, workers: Sequence[Actor], policies: Sequence[str]) -> None:
-        """``policies`` are those that the workers have loaded."""
+    def __init__(self, workers: Sequence[Actor]) -> None:
+        """Take over workers that have the same policies loaded, at version 0."""
         self.workers = list(workers)
-        self.policies = tuple(policies)
         self._models: dict[str, Any] = {}
         self._sent: dict[str, tuple[int, Any]] = {}
         self._rollout = -1
