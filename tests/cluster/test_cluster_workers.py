@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cluster_toys import FakeTeam, Loss, fake_placed
+from cluster_toys import FakeActor, FakeTeam, Loss, fake_placed
 
+from coterie.cluster.engines import EnginePool
 from coterie.cluster.wire import Elsewhere, Exchange, Job, job_of
 from coterie.cluster.workers import TORN, EngineWorker, EnvWorker
 from coterie.engines import Request
@@ -201,6 +202,19 @@ def test_every_trained_tensor_reaches_the_engine(lineup: Lineup) -> None:
     served = tensors_of(tensor_bytes(engine._lineup.policies["main"].weights()))
     assert served.keys() == sent.keys()
     assert all(torch.equal(served[name], sent[name]) for name in sent)
+
+
+class Serving:
+    """An engine worker that only confirms."""
+
+    def load(self, policy: str, version: int, weights: object) -> int:
+        return version
+
+
+def test_an_engine_that_replaces_a_lost_one_gets_each_version_once() -> None:
+    workers = [FakeActor(f"rollout worker {i}", Serving, [("rollout worker 1", "load", 0)]) for i in range(2)]
+    EnginePool(workers).send("main", 1, b"")
+    assert [worker.calls for worker in workers] == [["load"], ["load", "load"]]  # the lost call, and one to the new one
 
 
 def test_an_environment_worker_asks_again_what_it_asked_before_it_was_lost(lineup: Lineup) -> None:

@@ -108,17 +108,14 @@ class EnginePool:
                 lost = again
 
     def _each(self, call: Callable[[Actor], Any], doing: str) -> Mapping[str, Any]:
-        """Return what each worker answers to a call; one that is lost has got it with all else once it is replaced."""
+        """Return what workers answer to a call; one that is lost is not among them: ``_renew`` has sent it everything."""
         refs = [call(worker) for worker in self.workers]
         results = {}
         for number, worker in enumerate(self.workers):
-            while True:
-                try:
-                    results[worker.name] = worker.wait(refs[number], doing)
-                    break
-                except LostError as lost:
-                    self._renew(number, lost)
-                    refs[number] = call(worker)
+            try:
+                results[worker.name] = worker.wait(refs[number], doing)
+            except LostError as lost:
+                self._renew(number, lost)
         return results
 
 
