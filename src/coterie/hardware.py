@@ -60,13 +60,10 @@ class HardwareTable(Table):
             raise ValueError("local_nodes and local_cpus are of a cluster that is started here; remove them or address")
         return self
 
-    def of(self, policy: str) -> PolicyHardware:
-        """Return the table of one policy with every key filled in."""
-        own = self.policies.get(policy, PolicyHardware()).model_dump(exclude_none=True)
-        return PolicyHardware.model_validate({name: own.get(name, vars(self)[name]) for name in _PER_POLICY})
-
-
-_PER_POLICY = tuple(PolicyHardware.model_fields)
+    def of(self, policy: str) -> HardwareTable:
+        """Return the table as it is for one policy."""
+        own = self.policies.get(policy, PolicyHardware())
+        return self.model_copy(update=own.model_dump(exclude_none=True))
 
 
 def _differs(table: HardwareTable, name: str, default: object) -> bool:
