@@ -50,7 +50,7 @@ class HardwareTable(Table):
     def _read_keys_only(self) -> Self:
         """Refuse what nobody would read."""
         if self.backend == "local":
-            given = [name for name, field in HardwareTable.model_fields.items() if _differs(self, name, field.default)]
+            given = list(self.model_dump(exclude_defaults=True))
             if given:
                 raise ValueError(
                     f'{given[0]} is read only with backend = "ray"; with "local" everything is in one process. Remove '
@@ -64,8 +64,3 @@ class HardwareTable(Table):
         """Return the table as it is for one policy."""
         own = self.policies.get(policy, PolicyHardware())
         return self.model_copy(update=own.model_dump(exclude_none=True))
-
-
-def _differs(table: HardwareTable, name: str, default: object) -> bool:
-    """Return whether a key has another value than its default; ``policies`` has a default that is made."""
-    return bool(table.policies) if name == "policies" else vars(table)[name] != default
