@@ -12,7 +12,7 @@ import torch
 from cluster_toys import FakeActor, FakeTeam, Loss, fake_placed
 
 from coterie.cluster.engines import EnginePool
-from coterie.cluster.wire import Elsewhere, Exchange, Job, job_of
+from coterie.cluster.wire import AbsentRenderer, Exchange, Job, job_of
 from coterie.cluster.workers import TORN, EngineWorker, EnvWorker
 from coterie.engines import Request
 from coterie.errors import CheckpointError, EngineError, EnvError, TrainError
@@ -232,4 +232,4 @@ def test_an_environment_worker_asks_again_what_it_asked_before_it_was_lost(lineu
 
 def test_the_renderer_that_travels_with_a_job_renders_nothing() -> None:
     with pytest.raises(EngineError, match="'main': this renderer only stands for one"):
-        Elsewhere("main").render("hello")
+        AbsentRenderer("main").render("hello")
