@@ -155,10 +155,12 @@ class RemoteLearner:
         if world > 1:
             self._meetings += 1
             store = self._meeting.with_name(f"{self._meeting.name}-{self._meetings}")
-            store.unlink(missing_ok=True)
+            store.unlink(missing_ok=True)  # left by a run that was killed
             calls = [
                 w.handle.join.remote(str(store), rank, world, self._limit_s) for rank, w in enumerate(self._workers)
             ]
-            self._all(calls, "joining the others")
-            store.unlink(missing_ok=True)
+            try:
+                self._all(calls, "joining the others")
+            finally:
+                store.unlink(missing_ok=True)
         self._joined = True
