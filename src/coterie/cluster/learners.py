@@ -109,15 +109,13 @@ class RemoteLearner:
 
     def _steady(self, ask: Callable[[], list[Any]], what: str) -> Any:
         """Return the first worker's answer to a call that may be made again after workers were replaced."""
-        if not self._joined:
-            self._again()
-        refs = ask()
         while True:
-            try:
-                return self._all(refs, f"{what} policy {self._policy.name!r}")
-            except LostError:
+            if not self._joined:
                 self._again()
-                refs = ask()
+            try:
+                return self._all(ask(), f"{what} policy {self._policy.name!r}")
+            except LostError:
+                continue  # ``_all`` has replaced the workers
 
     def _all(self, refs: Sequence[Any], what: str) -> Any:
         """Return the first worker's answer once all have answered.
