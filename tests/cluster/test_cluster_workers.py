@@ -12,6 +12,7 @@ import torch
 from cluster_toys import FakeActor, FakeTeam, Loss, fake_placed
 
 from coterie.cluster.engines import EnginePool
+from coterie.cluster.learners import RemoteLearner
 from coterie.cluster.wire import AbsentRenderer, Exchange, Job, job_of
 from coterie.cluster.workers import TORN, EngineWorker, EnvWorker
 from coterie.engines import Request
@@ -202,6 +203,43 @@ def test_every_trained_tensor_reaches_the_engine(lineup: Lineup) -> None:
     served = tensors_of(tensor_bytes(engine._lineup.policies["main"].weights()))
     assert served.keys() == sent.keys()
     assert all(torch.equal(served[name], sent[name]) for name in sent)
+
+
+class Sharing:
+    """An update worker that saves nothing; its first sum fails where it is told so."""
+
+    def __init__(self, failures: list[RuntimeError]) -> None:
+        self.failures = failures
+
+    def join(self, *where: object) -> None:
+        """Meet nobody."""
+
+    def save(self, folder: str) -> None:
+        if self.failures:
+            raise self.failures.pop()
+        (Path(folder) / "learner.json").write_text("{}")
+
+
+def sharing(lineup: Lineup, meeting: Path, losses: list[Loss]) -> tuple[RemoteLearner, list[FakeActor]]:
+    """Return a learner in two workers, of which the first one's first sum fails."""
+    failures = [RuntimeError("Connection closed by peer")]
+    makes = [partial(Sharing, failures), partial(Sharing, [])]
+    workers = [FakeActor(f"update worker {rank}", make, losses) for rank, make in enumerate(makes)]
+    return RemoteLearner(workers, lineup.policies["main"], EnginePool([]), meeting, 60.0), workers
+
+
+def test_update_workers_are_replaced_whichever_of_them_is_lost(lineup: Lineup, tmp_path: Path) -> None:
+    """The second dies within a sum, and so the first one, which is asked first, raises."""
+    learner, workers = sharing(lineup, tmp_path / "join", [("update worker 1", "save", 0)])
+    learner.save(tmp_path)
+    assert [(worker.restarts, worker.calls) for worker in workers] == [(1, ["join", "save", "join", "save"])] * 2
+
+
+def test_an_update_that_fails_where_no_worker_is_lost_is_an_error(lineup: Lineup, tmp_path: Path) -> None:
+    learner, workers = sharing(lineup, tmp_path / "join", [])
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        learner.save(tmp_path)
+    assert [worker.restarts for worker in workers] == [0, 0]
 
 
 class Serving:

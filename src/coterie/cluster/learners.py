@@ -122,7 +122,8 @@ class RemoteLearner:
 
         Where one is lost, all are replaced: the others wait for it within a sum. ``LostError`` tells of it.
         """
-        answers = []
+        answers: list[Any] = []
+        failures: list[RuntimeError] = []
         for worker, ref in zip(self._workers, refs, strict=True):
             try:
                 answers.append(worker.wait(ref, what))
@@ -131,6 +132,12 @@ class RemoteLearner:
                     each.restart(lost)
                 self._joined = False
                 raise
+            except TrainError:
+                raise
+            except RuntimeError as error:
+                failures.append(error)  # maybe of a sum with a worker further on, which is lost: that is seen there
+        if failures:
+            raise failures[0]
         return answers[0]
 
     def _again(self) -> None:
