@@ -108,7 +108,7 @@ class EnginePool:
                 lost = again
 
     def _each(self, call: Callable[[Actor], Any], doing: str) -> Mapping[str, Any]:
-        """Return what workers answer to a call; one that is lost is not among them: ``_renew`` has sent it everything."""
+        """Return what workers answer to a call; not a lost one's: its replacement has been sent everything."""
         refs = [call(worker) for worker in self.workers]
         results = {}
         for number, worker in enumerate(self.workers):
