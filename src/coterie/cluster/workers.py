@@ -41,7 +41,6 @@ def load_part(recipe: Recipe, policies: Sequence[str], threads: int, gpus: float
     """Return the lineup of some policies in this process, with the thread count that all processes of the run have."""
     torch.set_num_threads(threads)  # Ray sets one of its own, and results depend on it
     lineup = assemble(part_of(recipe, policies))
-    torch.set_num_threads(threads)
     if gpus:
         for model in [*(policy.model for policy in lineup.policies.values()), *lineup.bases.values()]:
             model.to("cuda")
