@@ -110,7 +110,6 @@ class LearnerWorker:
     def step(self, samples: Sequence[Sample], spent: float) -> tuple[Stepped, bytes | None]:
         """Return what ``Learner.step`` returns, and the new weights if it changed any."""
         before = self._policy.version
-        fault_point("learner-step", before)
         update = self._learner.step(samples, spent)
         stepped = Stepped(update=update, skipped_in_a_row=self._learner.skipped_in_a_row)
         return stepped, self.weights()[1] if update.version != before else None
