@@ -115,8 +115,9 @@ class LearnerWorker:
         return stepped, self.weights()[1] if update.version != before else None
 
     def weights(self) -> tuple[int, bytes]:
-        """Return the version and what training changes of the policy."""
-        return self._policy.version, tensor_bytes(self._policy.weights())
+        """Return the version and what training changes of the policy; of several workers the first one returns it."""
+        data = tensor_bytes(self._policy.weights())  # in all of them: they gather it together
+        return self._policy.version, b"" if self._rank else data
 
     def save(self, folder: str) -> None:
         """Write all state into a folder that every node sees. With several workers the first one writes."""
