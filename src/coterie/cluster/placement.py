@@ -110,8 +110,10 @@ def local_nodes(hardware: HardwareTable, layout: Layout) -> list[Bundle]:
     """Return the nodes of a cluster that is started here. Their CPUs are a number that workers are counted against."""
     largest = max(bundle.cpus for bundle in layout.bundles)
     share = math.ceil(sum(bundle.cpus for bundle in layout.bundles) / hardware.local_nodes + largest)
-    cpus = share if hardware.local_cpus is None else hardware.local_cpus
-    return [Bundle(cpus, torch.cuda.device_count())] * hardware.local_nodes
+    # All nodes are this machine: a GPU that several of them had would be given away several times. So one has them all.
+    beside_gpus = math.ceil(sum(bundle.cpus for bundle in layout.bundles if bundle.gpus))
+    cpus = max(share, beside_gpus) if hardware.local_cpus is None else hardware.local_cpus
+    return [Bundle(cpus, torch.cuda.device_count()), *[Bundle(cpus, 0)] * (hardware.local_nodes - 1)]
 
 
 # ---- machinery below ------------------------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ def connected(hardware: HardwareTable, layout: Layout, store_bytes: int) -> Iter
             for node in local_nodes(hardware, layout):
                 cluster.add_node(
                     num_cpus=int(node.cpus),
+                    num_gpus=int(node.gpus),
                     object_store_memory=store_bytes,
                     include_dashboard=False,
                     node_ip_address=LOOPBACK,
