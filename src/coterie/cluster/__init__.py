@@ -1,1 +1,1 @@
-"""The same run in many processes, on Ray. Nothing here is imported where ``hardware.backend`` is ``local``."""
+"""The same run in many processes, on Ray. ``entry`` is the door; Ray is imported only behind it, by ``actors`` and ``start``."""
