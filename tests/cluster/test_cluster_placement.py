@@ -85,7 +85,7 @@ def test_the_gpus_of_this_machine_are_on_one_of_its_nodes(monkeypatch: pytest.Mo
     nodes = local_nodes(hardware, wanted)
     assert [(node.cpus, node.gpus) for node in nodes] == [(8, 8), (8, 0)]
     check_fits(wanted, nodes)
-    with pytest.raises(ConfigError, match="one of 1 CPU . 1 GPU finds no room"):
+    with pytest.raises(ConfigError, match=r"one of 1 CPU \+ 1 GPU finds no room"):
         check_fits(layout(*settings, "hardware.rollout_workers=8"), nodes)
 
 

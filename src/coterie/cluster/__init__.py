@@ -1,1 +1,1 @@
-"""The same run in many processes, on Ray. ``entry`` is the door; Ray is imported only behind it, by ``actors`` and ``start``."""
+"""The same run in many processes, on Ray. Only behind ``entry``, its door, Ray is imported."""
