@@ -243,16 +243,28 @@ def test_an_update_that_fails_where_no_worker_is_lost_is_an_error(lineup: Lineup
 
 
 class Serving:
-    """An engine worker that only confirms."""
+    """An engine worker that only confirms, and answers every act with its task."""
 
     def load(self, policy: str, version: int, weights: object) -> int:
         return version
+
+    def generate(self, rollout: int, requests: Sequence[Request]) -> list[tuple[str, ...]]:
+        return [(request.episode.task_id,) for request in requests]
 
 
 def test_an_engine_that_replaces_a_lost_one_gets_each_version_once() -> None:
     workers = [FakeActor(f"rollout worker {i}", Serving, [("rollout worker 1", "load", 0)]) for i in range(2)]
     EnginePool(workers).send("main", 1, b"")
     assert [worker.calls for worker in workers] == [["load"], ["load", "load"]]  # the lost call, and one to the new one
+
+
+def test_a_task_stays_with_its_engine_and_a_new_one_hears_the_earlier_batches_again(lineup: Lineup) -> None:
+    """Two tasks, two engines; the second engine dies over its second batch."""
+    workers = [FakeActor(f"rollout worker {i}", Serving, [("rollout worker 1", "generate", 1)]) for i in range(2)]
+    pool, (one, other) = EnginePool(workers), one_batch(lineup)
+    assert pool.generate(0, [one, other]) == [(one.episode.task_id,), (other.episode.task_id,)]
+    assert pool.generate(0, [other]) == [(other.episode.task_id,)]
+    assert [len(worker.calls) for worker in workers] == [1, 4]  # 4: answered, lost, the first once more, answered
 
 
 def test_an_environment_worker_asks_again_what_it_asked_before_it_was_lost(lineup: Lineup) -> None:
