@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from cluster_toys import FakeActor, FakeTeam, Loss, fake_placed
 
+from coterie.cluster.crew import Router
 from coterie.cluster.engines import EnginePool
 from coterie.cluster.learners import RemoteLearner
 from coterie.cluster.wire import AbsentRenderer, Exchange, Job, job_of
@@ -262,9 +264,31 @@ def test_a_task_stays_with_its_engine_and_a_new_one_hears_the_earlier_batches_ag
     """Two tasks, two engines; the second engine dies over its second batch."""
     workers = [FakeActor(f"rollout worker {i}", Serving, [("rollout worker 1", "generate", 1)]) for i in range(2)]
     pool, (one, other) = EnginePool(workers), one_batch(lineup)
-    assert pool.generate(0, [one, other]) == [(one.episode.task_id,), (other.episode.task_id,)]
-    assert pool.generate(0, [other]) == [(other.episode.task_id,)]
+    assert pool.begin(0, [one, other])() == [(one.episode.task_id,), (other.episode.task_id,)]
+    assert pool.begin(0, [other])() == [(other.episode.task_id,)]
     assert [len(worker.calls) for worker in workers] == [1, 4]  # 4: answered, lost, the first once more, answered
+
+
+class Told(FakeActor):
+    """An actor that writes down when it is asked and when it is waited for."""
+
+    told: ClassVar[list[str]] = []
+
+    def run(self, method: str, args: Sequence[object]) -> Callable[[], object]:
+        self.told.append(f"{self.name} asked")
+        return super().run(method, args)
+
+    def wait(self, ref: Callable[[], object], doing: str) -> object:
+        self.told.append(f"{self.name} waited for")
+        return super().wait(ref, doing)
+
+
+def test_the_engines_of_all_policies_work_at_the_same_time(lineup: Lineup) -> None:
+    one, other = one_batch(lineup)
+    pools = {name: EnginePool([Told(name, Serving)]) for name in ("main", "other")}
+    answers = Router([], pools)._generate(0, [replace(other, policy="other"), one])
+    assert answers == [(other.episode.task_id,), (one.episode.task_id,)]
+    assert Told.told == ["other asked", "main asked", "other waited for", "main waited for"]
 
 
 def test_an_environment_worker_asks_again_what_it_asked_before_it_was_lost(lineup: Lineup) -> None:

@@ -40,8 +40,11 @@ class EnginePool:
         confirmed = self._each(lambda worker: worker.handle.load.remote(policy, version, weights), what)
         _confirm(what, version, confirmed)
 
-    def generate(self, rollout: int, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
-        """Return the completions of each request, in order. A worker that is lost on the way is replaced."""
+    def begin(self, rollout: int, requests: Sequence[Request]) -> Callable[[], list[tuple[Completion, ...]]]:
+        """Ask for the completions of each request; return what waits for them and returns them, in order.
+
+        A worker that is lost on the way is replaced. Pools that have begun work at the same time.
+        """
         if rollout != self._rollout:
             self._rollout, self._place = rollout, {}
             self._tokens = [0] * len(self.workers)
@@ -51,16 +54,20 @@ class EnginePool:
             shares[self._worker_of(request)].append(index)
         asked = [(number, tuple(requests[i] for i in share)) for number, share in enumerate(shares) if share]
         refs = {number: self._ask(number, part) for number, part in asked}
-        answers: dict[int, tuple[Completion, ...]] = {}
-        for number, part in asked:
-            results = self._answer(number, part, refs[number])
-            if len(results) != len(part):
-                name = self.workers[number].name
-                raise EngineError(f"{name} answered {len(results)} of {len(part)} requests")
-            answers.update(zip(shares[number], results, strict=True))
-        for number, part in asked:
-            self._past[number].append(part)
-        return [answers[index] for index in range(len(requests))]
+
+        def finish() -> list[tuple[Completion, ...]]:
+            answers: dict[int, tuple[Completion, ...]] = {}
+            for number, part in asked:
+                results = self._answer(number, part, refs[number])
+                if len(results) != len(part):
+                    name = self.workers[number].name
+                    raise EngineError(f"{name} answered {len(results)} of {len(part)} requests")
+                answers.update(zip(shares[number], results, strict=True))
+            for number, part in asked:
+                self._past[number].append(part)
+            return [answers[index] for index in range(len(requests))]
+
+        return finish
 
     # ---- machinery below ----------------------------------------------------------------------------------------
 
