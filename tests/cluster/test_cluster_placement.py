@@ -8,7 +8,7 @@ import pytest
 
 from coterie.cluster.entry import check_placement, placed
 from coterie.cluster.placement import Bundle, Layout, check_fits, layout_of, local_nodes
-from coterie.config import parse_recipe
+from coterie.config import dump_recipe, parse_recipe
 from coterie.errors import ConfigError
 from coterie.hardware import HardwareTable
 from coterie.lineup import assemble, check_env_fits
@@ -132,8 +132,6 @@ def test_keys_that_nobody_would_read_are_refused(settings: list[str], message: s
 
 
 def test_a_recipe_with_hardware_is_read_back_as_it_was_written() -> None:
-    from coterie.config import dump_recipe
-
     recipe = toy_recipe(RAY, "hardware.policies.main.rollout_workers=2")
     assert parse_recipe(dump_recipe(recipe), "again") == recipe
     assert parse_recipe(dump_recipe(toy_recipe()), "again") == toy_recipe()
