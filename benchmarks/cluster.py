@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,11 @@ class Instant:
         return [(one,) * len(request.candidates) for request in requests]
 
 
-def episodes_per_s(name: str, workers: int, tasks: int, actor: Callable[..., Any]) -> tuple[float, float, float]:
-    """Return episodes a second, seconds per batch, and of these on a CPU of this process, after one rollout unseen."""
+def episodes_per_s(cls: type[Env], workers: int, tasks: int, actor: Callable[..., Any]) -> tuple[float, float, float]:
+    """Return episodes a second (the best of three rollouts, after one unseen), and of batches the median of seconds.
+
+    These are twice: by the clock, and on a CPU of this process.
+    """
     import ray
 
     from coterie.cluster.crew import Router
@@ -77,22 +81,22 @@ def episodes_per_s(name: str, workers: int, tasks: int, actor: Callable[..., Any
     from coterie.cluster.start import spawn
     from coterie.cluster.workers import EnvWorker
 
-    env: Env = {"Sleeper": Sleeper, "Quick": Quick}[name]()
+    env = cls()
     seats = seats_of(env.roles)
     renderers = ray.put({role: seat.renderer for role, seat in seats.items()})
     recipe = parse_recipe(
         {
-            "env": {"name": f"{Path(__file__).stem}:{name}"},
+            "env": {"name": f"{Path(__file__).stem}:{cls.__name__}"},
             "policies": {role: {"model": "tiny", "train": "frozen"} for role in env.roles},
             "team": {role: role for role in env.roles},
             "train": {"steps": 1},
         },
         "benchmark",
     )
-    pool = EnginePool([actor("engine", lambda: spawn(Instant, 0.0, "SPREAD"))], env.roles)
+    pool = EnginePool([actor("engine", lambda: spawn(Instant, 0.0, "SPREAD"))])
     players = [actor(f"env {i}", lambda: spawn(EnvWorker, 0.0, "SPREAD", recipe, renderers)) for i in range(workers)]
     router = Router(players, dict.fromkeys(env.roles, pool))
-    rollout = Rollout(make_env=type(env), seats=seats, plan=Plan(mode="chain", num_candidates=1), engine=None)
+    rollout = Rollout(make_env=cls, seats=seats, plan=Plan(mode="chain", num_candidates=1), engine=None)
     times, spent = [], []
     for step in range(4):
         plays = plays_of(env.tasks("train", 0, tasks), seed=0, purpose="train", step=step, episodes_per_task=1)
@@ -114,8 +118,6 @@ def main() -> None:
     options = parser.parse_args()
     hardware = HardwareTable(backend="ray", local_cpus=16)
     prepare(hardware)
-    from functools import partial
-
     from coterie.cluster.actors import RayActor, Watch
     from coterie.cluster.start import connected
 
@@ -126,8 +128,8 @@ def main() -> None:
         )
         rows: dict[str, Any] = {"sleep_s": SLEEP_S, "rounds": ROUNDS, "tasks": options.tasks}
         for workers in options.workers:
-            rows[f"episodes_per_s/{workers}"], _, _ = episodes_per_s("Sleeper", workers, options.tasks, actor)
-        _, batch_s, cpu_s = episodes_per_s("Quick", max(options.workers), options.tasks, actor)
+            rows[f"episodes_per_s/{workers}"], _, _ = episodes_per_s(Sleeper, workers, options.tasks, actor)
+        _, batch_s, cpu_s = episodes_per_s(Quick, max(options.workers), options.tasks, actor)
         rows["router_ms_per_batch"] = 1e3 * batch_s
         rows["router_ms_per_act"] = 1e3 * batch_s / options.tasks
         rows["router_cpu_ms_per_act"] = 1e3 * cpu_s / options.tasks

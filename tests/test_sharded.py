@@ -33,7 +33,11 @@ def in_two_processes(kind: str, out: Path, source: str = "") -> None:
         )
         for rank in range(2)
     ]
-    errors = [process.communicate(timeout=LIMIT_S)[1] for process in running]
+    try:
+        errors = [process.communicate(timeout=LIMIT_S)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()  # nothing to one that has ended
     assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
 
 

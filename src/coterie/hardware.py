@@ -50,7 +50,7 @@ class HardwareTable(Table):
     def _read_keys_only(self) -> Self:
         """Refuse what nobody would read."""
         if self.backend == "local":
-            given = [name for name, field in HardwareTable.model_fields.items() if _differs(self, name, field.default)]
+            given = list(self.model_dump(exclude_defaults=True))
             if given:
                 raise ValueError(
                     f'{given[0]} is read only with backend = "ray"; with "local" everything is in one process. Remove '
@@ -60,15 +60,7 @@ class HardwareTable(Table):
             raise ValueError("local_nodes and local_cpus are of a cluster that is started here; remove them or address")
         return self
 
-    def of(self, policy: str) -> PolicyHardware:
-        """Return the table of one policy with every key filled in."""
-        own = self.policies.get(policy, PolicyHardware()).model_dump(exclude_none=True)
-        return PolicyHardware.model_validate({name: own.get(name, vars(self)[name]) for name in _PER_POLICY})
-
-
-_PER_POLICY = tuple(PolicyHardware.model_fields)
-
-
-def _differs(table: HardwareTable, name: str, default: object) -> bool:
-    """Return whether a key has another value than its default; ``policies`` has a default that is made."""
-    return bool(table.policies) if name == "policies" else vars(table)[name] != default
+    def of(self, policy: str) -> HardwareTable:
+        """Return the table as it is for one policy."""
+        own = self.policies.get(policy, PolicyHardware())
+        return self.model_copy(update=own.model_dump(exclude_none=True))

@@ -39,12 +39,10 @@ class Learns(Protocol):
         ...
 
 
-def learner_of(
-    recipe: Recipe, policy: Policy, base: PreTrainedModel | None, kind: type[Learner] | None = None
-) -> Learner:
+def learner_of(recipe: Recipe, policy: Policy, base: PreTrainedModel | None, kind: type[Learner] = Learner) -> Learner:
     """Return the learner of a policy as the recipe says; ``base`` is the model as loaded, for a KL to it."""
     train = recipe.train
-    return (kind or Learner)(
+    return kind(
         policy,
         recipe.policies[policy.name],
         recipe.loss,

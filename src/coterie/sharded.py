@@ -34,7 +34,7 @@ def check_can_shard(name: str, table: PolicyTable) -> None:
 
 
 def join(store: Path, rank: int, world: int, limit_s: float) -> None:
-    """Make this process number ``rank`` of ``world``. They meet in a file that all of them see: no port is opened."""
+    """Make this process number ``rank`` of ``world``. They meet in a file that all of them see."""
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(
         backend,

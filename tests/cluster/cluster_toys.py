@@ -116,7 +116,7 @@ class FakeTeam:
             engines = [
                 self.actor(s.name, partial(EngineWorker, (), lineup.recipe, s.policies, 1, 0.0)) for s in pool.rollout
             ]
-            self.pools |= dict.fromkeys(pool.policies, EnginePool(engines, pool.policies))
+            self.pools |= dict.fromkeys(pool.policies, EnginePool(engines))
         renderers = {name: policy.renderer for name, policy in lineup.policies.items()}
         make = partial(EnvWorker, (), lineup.recipe, renderers)
         self.router = Router(

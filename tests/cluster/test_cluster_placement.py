@@ -8,7 +8,7 @@ import pytest
 
 from coterie.cluster.entry import check_placement, placed
 from coterie.cluster.placement import Bundle, Layout, check_fits, layout_of, local_nodes
-from coterie.config import parse_recipe
+from coterie.config import dump_recipe, parse_recipe
 from coterie.errors import ConfigError
 from coterie.hardware import HardwareTable
 from coterie.lineup import assemble, check_env_fits
@@ -57,7 +57,7 @@ def test_what_no_worker_can_do_is_refused(settings: tuple[str, ...], message: st
 
 
 def test_a_cluster_fits_if_every_bundle_finds_a_node_and_is_refused_with_the_numbers_otherwise() -> None:
-    """Three bundles: 1 CPU + 1 GPU to sample, as much to train, 1 CPU to play; nodes of 2 CPU + 1 GPU hold them."""
+    """Three bundles: 1 CPU + 1 GPU to sample, as much to train, 1 CPU to play; two nodes with a GPU each hold them."""
     wanted = layout("hardware.rollout_gpus=1", "hardware.update_gpus=1")
     check_fits(wanted, [Bundle(2.0, 1.0), Bundle(1.0, 1.0)])
     with pytest.raises(
@@ -74,6 +74,19 @@ def test_nodes_that_are_started_here_hold_their_share_of_the_workers() -> None:
     wanted = layout("hardware.env_workers=8")
     assert [node.cpus for node in local_nodes(hardware, wanted)] == [6, 6]
     assert [n.cpus for n in local_nodes(hardware.model_copy(update={"local_cpus": 3}), wanted)] == [3, 3]
+
+
+def test_the_gpus_of_this_machine_are_on_one_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of one machine with 8 GPUs have 8 together: eight workers with one each fit, nine do not."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    settings = ("hardware.local_nodes=2", "hardware.rollout_gpus=1", "hardware.update_gpus=1")
+    hardware = HardwareTable(backend="ray", local_nodes=2)
+    wanted = layout(*settings, "hardware.rollout_workers=7")
+    nodes = local_nodes(hardware, wanted)
+    assert [(node.cpus, node.gpus) for node in nodes] == [(8, 8), (8, 0)]
+    check_fits(wanted, nodes)
+    with pytest.raises(ConfigError, match=r"one of 1 CPU \+ 1 GPU finds no room"):
+        check_fits(layout(*settings, "hardware.rollout_workers=8"), nodes)
 
 
 def test_check_names_every_worker_and_its_devices() -> None:
@@ -119,8 +132,6 @@ def test_keys_that_nobody_would_read_are_refused(settings: list[str], message: s
 
 
 def test_a_recipe_with_hardware_is_read_back_as_it_was_written() -> None:
-    from coterie.config import dump_recipe
-
     recipe = toy_recipe(RAY, "hardware.policies.main.rollout_workers=2")
     assert parse_recipe(dump_recipe(recipe), "again") == recipe
     assert parse_recipe(dump_recipe(toy_recipe()), "again") == toy_recipe()

@@ -71,7 +71,7 @@ def test_two_nodes_write_the_bytes_of_one_process(settings: tuple[str, ...], tmp
 
 @pytest.mark.parametrize("number", [9, 19], ids=["killed", "stopped"])
 def test_a_worker_of_every_kind_is_lost_in_turn_and_the_numbers_stay(number: int, tmp_path: Path) -> None:
-    """The strikes are while the steps are played, the last of them before the update of step 1 or 2."""
+    """Batches 5 and 7 are of the evaluation before training, batch 9 is of the first step, before its update."""
     start(toy_recipe(), tmp_path / "local", quiet())
     strikes = {place: (kind, number) for place, kind in zip((5, 7, 9), KINDS, strict=True)}
     done = train(tmp_path / "ray", *RAY, "hardware.deadline_s=30", strikes=strikes)

@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
-from cluster_toys import FakeTeam, Loss, fake_placed
+from cluster_toys import FakeActor, FakeTeam, Loss, fake_placed
 
-from coterie.cluster.wire import Elsewhere, Exchange, Job, job_of
+from coterie.cluster.crew import Router
+from coterie.cluster.engines import EnginePool
+from coterie.cluster.learners import RemoteLearner
+from coterie.cluster.wire import AbsentRenderer, Exchange, Job, job_of
 from coterie.cluster.workers import TORN, EngineWorker, EnvWorker
 from coterie.engines import Request
 from coterie.errors import CheckpointError, EngineError, EnvError, TrainError
@@ -203,6 +207,90 @@ def test_every_trained_tensor_reaches_the_engine(lineup: Lineup) -> None:
     assert all(torch.equal(served[name], sent[name]) for name in sent)
 
 
+class Sharing:
+    """An update worker that saves nothing; its first sum fails where it is told so."""
+
+    def __init__(self, failures: list[RuntimeError]) -> None:
+        self.failures = failures
+
+    def join(self, *where: object) -> None:
+        """Meet nobody."""
+
+    def save(self, folder: str) -> None:
+        if self.failures:
+            raise self.failures.pop()
+        (Path(folder) / "learner.json").write_text("{}")
+
+
+def sharing(lineup: Lineup, meeting: Path, losses: list[Loss]) -> tuple[RemoteLearner, list[FakeActor]]:
+    """Return a learner in two workers, of which the first one's first sum fails."""
+    failures = [RuntimeError("Connection closed by peer")]
+    makes = [partial(Sharing, failures), partial(Sharing, [])]
+    workers = [FakeActor(f"update worker {rank}", make, losses) for rank, make in enumerate(makes)]
+    return RemoteLearner(workers, lineup.policies["main"], EnginePool([]), meeting, 60.0), workers
+
+
+def test_update_workers_are_replaced_whichever_of_them_is_lost(lineup: Lineup, tmp_path: Path) -> None:
+    """The second dies within a sum, and so the first one, which is asked first, raises."""
+    learner, workers = sharing(lineup, tmp_path / "join", [("update worker 1", "save", 0)])
+    learner.save(tmp_path)
+    assert [(worker.restarts, worker.calls) for worker in workers] == [(1, ["join", "save", "join", "save"])] * 2
+
+
+def test_an_update_that_fails_where_no_worker_is_lost_is_an_error(lineup: Lineup, tmp_path: Path) -> None:
+    learner, workers = sharing(lineup, tmp_path / "join", [])
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        learner.save(tmp_path)
+    assert [worker.restarts for worker in workers] == [0, 0]
+
+
+class Serving:
+    """An engine worker that only confirms, and answers every act with its task."""
+
+    def load(self, policy: str, version: int, weights: object) -> int:
+        return version
+
+    def generate(self, rollout: int, requests: Sequence[Request]) -> list[tuple[str, ...]]:
+        return [(request.episode.task_id,) for request in requests]
+
+
+def test_an_engine_that_replaces_a_lost_one_gets_each_version_once() -> None:
+    workers = [FakeActor(f"rollout worker {i}", Serving, [("rollout worker 1", "load", 0)]) for i in range(2)]
+    EnginePool(workers).send("main", 1, b"")
+    assert [worker.calls for worker in workers] == [["load"], ["load", "load"]]  # the lost call, and one to the new one
+
+
+def test_a_task_stays_with_its_engine_and_a_new_one_hears_the_earlier_batches_again(lineup: Lineup) -> None:
+    """Two tasks, two engines; the second engine dies over its second batch."""
+    workers = [FakeActor(f"rollout worker {i}", Serving, [("rollout worker 1", "generate", 1)]) for i in range(2)]
+    pool, (one, other) = EnginePool(workers), one_batch(lineup)
+    assert pool.begin(0, [one, other])() == [(one.episode.task_id,), (other.episode.task_id,)]
+    assert pool.begin(0, [other])() == [(other.episode.task_id,)]
+    assert [len(worker.calls) for worker in workers] == [1, 4]  # 4: answered, lost, the first once more, answered
+
+
+class Told(FakeActor):
+    """An actor that writes down when it is asked and when it is waited for."""
+
+    told: ClassVar[list[str]] = []
+
+    def run(self, method: str, args: Sequence[object]) -> Callable[[], object]:
+        self.told.append(f"{self.name} asked")
+        return super().run(method, args)
+
+    def wait(self, ref: Callable[[], object], doing: str) -> object:
+        self.told.append(f"{self.name} waited for")
+        return super().wait(ref, doing)
+
+
+def test_the_engines_of_all_policies_work_at_the_same_time(lineup: Lineup) -> None:
+    one, other = one_batch(lineup)
+    pools = {name: EnginePool([Told(name, Serving)]) for name in ("main", "other")}
+    answers = Router([], pools)._generate(0, [replace(other, policy="other"), one])
+    assert answers == [(other.episode.task_id,), (one.episode.task_id,)]
+    assert Told.told == ["other asked", "main asked", "other waited for", "main waited for"]
+
+
 def test_an_environment_worker_asks_again_what_it_asked_before_it_was_lost(lineup: Lineup) -> None:
     engine = EngineWorker((), lineup.recipe, ["main"], 1, 0.0)
     worker = env_worker(lineup)
@@ -218,4 +306,4 @@ def test_an_environment_worker_asks_again_what_it_asked_before_it_was_lost(lineu
 
 def test_the_renderer_that_travels_with_a_job_renders_nothing() -> None:
     with pytest.raises(EngineError, match="'main': this renderer only stands for one"):
-        Elsewhere("main").render("hello")
+        AbsentRenderer("main").render("hello")

@@ -1,1 +1,1 @@
-"""The same run in many processes, on Ray. Nothing here is imported where ``hardware.backend`` is ``local``."""
+"""The same run in many processes, on Ray. Only behind ``entry``, its door, Ray is imported."""

@@ -15,7 +15,6 @@ from ray.exceptions import (
     OutOfMemoryError,
     RayActorError,
     RayError,
-    RaySystemError,
     RayTaskError,
     WorkerCrashedError,
 )
@@ -141,7 +140,7 @@ class RayActor:
                 if isinstance(error, RayActorError) and error.actor_init_failed:
                     raise TrainError(f"{self.name} cannot be made: {_in_short(error)}") from error
                 raise LostError(f"{self.name} died over {doing}: {_in_short(error)}") from error
-            except (RaySystemError, RayError) as error:
+            except RayError as error:
                 self._watch.check()
                 raise TrainError(f"{self.name}, {doing}: Ray failed: {_in_short(error)}") from error
 

@@ -56,10 +56,12 @@ class Router:
         answers: dict[int, tuple[Completion, ...]] = {}
         with guarded("engine", failures.append):
             try:
-                for pool in dict.fromkeys(self._pool_of(request) for request in requests):
-                    mine = [place for place, request in enumerate(requests) if self._pool_of(request) is pool]
-                    results = pool.generate(rollout, [requests[place] for place in mine])
-                    answers.update(zip(mine, results, strict=True))
+                places: dict[EnginePool, list[int]] = {}
+                for place, request in enumerate(requests):
+                    places.setdefault(self._pool_of(request), []).append(place)
+                begun = [pool.begin(rollout, [requests[i] for i in mine]) for pool, mine in places.items()]
+                for mine, finish in zip(places.values(), begun, strict=True):
+                    answers.update(zip(mine, finish(), strict=True))
             except TrainError as error:
                 stops.append(error)
         if stops:

@@ -17,10 +17,9 @@ class EnginePool:
     worker with the fewest tokens so far. Which that is depends on the acts alone, so equal rollouts are dealt equally.
     """
 
-    def __init__(self, workers: Sequence[Actor], policies: Sequence[str]) -> None:
-        """``policies`` are those that the workers have loaded."""
+    def __init__(self, workers: Sequence[Actor]) -> None:
+        """Take over workers that have the same policies loaded, at version 0."""
         self.workers = list(workers)
-        self.policies = tuple(policies)
         self._models: dict[str, Any] = {}
         self._sent: dict[str, tuple[int, Any]] = {}
         self._rollout = -1
@@ -41,8 +40,11 @@ class EnginePool:
         confirmed = self._each(lambda worker: worker.handle.load.remote(policy, version, weights), what)
         _confirm(what, version, confirmed)
 
-    def generate(self, rollout: int, requests: Sequence[Request]) -> list[tuple[Completion, ...]]:
-        """Return the completions of each request, in order. A worker that is lost on the way is replaced."""
+    def begin(self, rollout: int, requests: Sequence[Request]) -> Callable[[], list[tuple[Completion, ...]]]:
+        """Ask for the completions of each request; return what waits for them and returns them, in order.
+
+        A worker that is lost on the way is replaced. Pools that have begun work at the same time.
+        """
         if rollout != self._rollout:
             self._rollout, self._place = rollout, {}
             self._tokens = [0] * len(self.workers)
@@ -52,16 +54,20 @@ class EnginePool:
             shares[self._worker_of(request)].append(index)
         asked = [(number, tuple(requests[i] for i in share)) for number, share in enumerate(shares) if share]
         refs = {number: self._ask(number, part) for number, part in asked}
-        answers: dict[int, tuple[Completion, ...]] = {}
-        for number, part in asked:
-            results = self._answer(number, part, refs[number])
-            if len(results) != len(part):
-                name = self.workers[number].name
-                raise EngineError(f"{name} answered {len(results)} of {len(part)} requests")
-            answers.update(zip(shares[number], results, strict=True))
-        for number, part in asked:
-            self._past[number].append(part)
-        return [answers[index] for index in range(len(requests))]
+
+        def finish() -> list[tuple[Completion, ...]]:
+            answers: dict[int, tuple[Completion, ...]] = {}
+            for number, part in asked:
+                results = self._answer(number, part, refs[number])
+                if len(results) != len(part):
+                    name = self.workers[number].name
+                    raise EngineError(f"{name} answered {len(results)} of {len(part)} requests")
+                answers.update(zip(shares[number], results, strict=True))
+            for number, part in asked:
+                self._past[number].append(part)
+            return [answers[index] for index in range(len(requests))]
+
+        return finish
 
     # ---- machinery below ----------------------------------------------------------------------------------------
 
@@ -109,17 +115,14 @@ class EnginePool:
                 lost = again
 
     def _each(self, call: Callable[[Actor], Any], doing: str) -> Mapping[str, Any]:
-        """Return what each worker answers to a call; one that is lost has got it with all else once it is replaced."""
+        """Return what workers answer to a call; not a lost one's: its replacement has been sent everything."""
         refs = [call(worker) for worker in self.workers]
         results = {}
         for number, worker in enumerate(self.workers):
-            while True:
-                try:
-                    results[worker.name] = worker.wait(refs[number], doing)
-                    break
-                except LostError as lost:
-                    self._renew(number, lost)
-                    refs[number] = call(worker)
+            try:
+                results[worker.name] = worker.wait(refs[number], doing)
+            except LostError as lost:
+                self._renew(number, lost)
         return results
 
 

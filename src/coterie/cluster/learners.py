@@ -109,22 +109,21 @@ class RemoteLearner:
 
     def _steady(self, ask: Callable[[], list[Any]], what: str) -> Any:
         """Return the first worker's answer to a call that may be made again after workers were replaced."""
-        if not self._joined:
-            self._again()
-        refs = ask()
         while True:
-            try:
-                return self._all(refs, f"{what} policy {self._policy.name!r}")
-            except LostError:
+            if not self._joined:
                 self._again()
-                refs = ask()
+            try:
+                return self._all(ask(), f"{what} policy {self._policy.name!r}")
+            except LostError:
+                continue  # ``_all`` has replaced the workers
 
     def _all(self, refs: Sequence[Any], what: str) -> Any:
         """Return the first worker's answer once all have answered.
 
         Where one is lost, all are replaced: the others wait for it within a sum. ``LostError`` tells of it.
         """
-        answers = []
+        answers: list[Any] = []
+        failures: list[RuntimeError] = []
         for worker, ref in zip(self._workers, refs, strict=True):
             try:
                 answers.append(worker.wait(ref, what))
@@ -133,6 +132,12 @@ class RemoteLearner:
                     each.restart(lost)
                 self._joined = False
                 raise
+            except TrainError:
+                raise
+            except RuntimeError as error:
+                failures.append(error)  # maybe of a sum with a worker further on, which is lost: that is seen there
+        if failures:
+            raise failures[0]
         return answers[0]
 
     def _again(self) -> None:
@@ -155,10 +160,12 @@ class RemoteLearner:
         if world > 1:
             self._meetings += 1
             store = self._meeting.with_name(f"{self._meeting.name}-{self._meetings}")
-            store.unlink(missing_ok=True)
+            store.unlink(missing_ok=True)  # left by a run that was killed
             calls = [
                 w.handle.join.remote(str(store), rank, world, self._limit_s) for rank, w in enumerate(self._workers)
             ]
-            self._all(calls, "joining the others")
-            store.unlink(missing_ok=True)
+            try:
+                self._all(calls, "joining the others")
+            finally:
+                store.unlink(missing_ok=True)
         self._joined = True

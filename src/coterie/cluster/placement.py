@@ -11,7 +11,7 @@ import torch
 
 from coterie.config import Recipe
 from coterie.errors import ConfigError
-from coterie.hardware import HardwareTable, PolicyHardware
+from coterie.hardware import HardwareTable
 from coterie.lineup import Lineup
 from coterie.sharded import check_can_shard
 
@@ -110,8 +110,10 @@ def local_nodes(hardware: HardwareTable, layout: Layout) -> list[Bundle]:
     """Return the nodes of a cluster that is started here. Their CPUs are a number that workers are counted against."""
     largest = max(bundle.cpus for bundle in layout.bundles)
     share = math.ceil(sum(bundle.cpus for bundle in layout.bundles) / hardware.local_nodes + largest)
-    cpus = share if hardware.local_cpus is None else hardware.local_cpus
-    return [Bundle(cpus, torch.cuda.device_count())] * hardware.local_nodes
+    # All nodes are this machine: a GPU that several of them had would be given away several times. So one has them all.
+    beside_gpus = math.ceil(sum(bundle.cpus for bundle in layout.bundles if bundle.gpus))
+    cpus = max(share, beside_gpus) if hardware.local_cpus is None else hardware.local_cpus
+    return [Bundle(cpus, torch.cuda.device_count()), *[Bundle(cpus, 0)] * (hardware.local_nodes - 1)]
 
 
 # ---- machinery below ------------------------------------------------------------------------------------------------
@@ -128,8 +130,6 @@ def _pool(recipe: Recipe, names: tuple[str, ...]) -> Pool:
                 f"{_engines(first)}. Give them the same"
             )
     _refuse_unsharded(recipe, tables)
-    assert first.rollout_workers is not None
-    assert first.rollout_gpus is not None
     bundles = [Bundle(1.0, first.rollout_gpus)] * first.rollout_workers
     rollout = [
         Seat(name=f"rollout worker {i} of {'+'.join(names)}", policies=names, bundle=i, gpus=first.rollout_gpus)
@@ -138,8 +138,6 @@ def _pool(recipe: Recipe, names: tuple[str, ...]) -> Pool:
     update = []
     for name in (name for name in names if name in recipe.trained_policies):
         table = tables[name]
-        assert table.update_workers is not None
-        assert table.update_gpus is not None
         for i in range(table.update_workers):
             place = i
             if table.colocated and i < first.rollout_workers:
@@ -153,12 +151,12 @@ def _pool(recipe: Recipe, names: tuple[str, ...]) -> Pool:
     return Pool(policies=names, bundles=tuple(bundles), rollout=tuple(rollout), update=tuple(update))
 
 
-def _refuse_unsharded(recipe: Recipe, tables: Mapping[str, PolicyHardware]) -> None:
+def _refuse_unsharded(recipe: Recipe, tables: Mapping[str, HardwareTable]) -> None:
     """Raise ``ConfigError`` for policies with several update workers whose learner cannot be sharded."""
     for name, table in tables.items():
         if table.update_workers != 1 and name in recipe.trained_policies:
             check_can_shard(name, recipe.policies[name])
 
 
-def _engines(table: PolicyHardware) -> tuple[object, ...]:
+def _engines(table: HardwareTable) -> tuple[object, ...]:
     return table.rollout_workers, table.rollout_gpus

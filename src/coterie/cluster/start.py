@@ -66,6 +66,7 @@ def connected(hardware: HardwareTable, layout: Layout, store_bytes: int) -> Iter
             for node in local_nodes(hardware, layout):
                 cluster.add_node(
                     num_cpus=int(node.cpus),
+                    num_gpus=int(node.gpus),
                     object_store_memory=store_bytes,
                     include_dashboard=False,
                     node_ip_address=LOOPBACK,
@@ -112,7 +113,7 @@ class RayTeam:
         self._groups = [_reserve(pool, hardware.deadline_s) for pool in layout.pools]
         self._pools: dict[str, EnginePool] = {}
         for pool, group in zip(layout.pools, self._groups, strict=True):
-            engines = EnginePool([self._engine(seat, group) for seat in pool.rollout], pool.policies)
+            engines = EnginePool([self._engine(seat, group) for seat in pool.rollout])
             self._pools |= dict.fromkeys(pool.policies, engines)
         renderers = ray.put({name: policy.renderer for name, policy in lineup.policies.items()})
         make = partial(spawn, EnvWorker, 0.0, "SPREAD", lineup.recipe, renderers)

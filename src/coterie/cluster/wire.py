@@ -44,7 +44,7 @@ class Actor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class AbsentRenderer:
     """A renderer that is in the environment worker: renderers know tokenizers, so they travel once and not per job."""
 
     policy: str
@@ -66,7 +66,7 @@ class Job:
 
 def job_of(plays: Sequence[Play], seats: Mapping[str, Seating], plan: Plan, limits: Limits) -> Job:
     """Return a job that can travel: seats without renderers. How many may fail is counted over all jobs, not here."""
-    bare = {role: replace(seat, renderer=Elsewhere(seat.policy)) for role, seat in seats.items()}
+    bare = {role: replace(seat, renderer=AbsentRenderer(seat.policy)) for role, seat in seats.items()}
     return Job(plays=tuple(plays), seats=bare, plan=plan, limits=replace(limits, max_failed_fraction=1.0))
 
 

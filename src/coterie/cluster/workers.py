@@ -41,7 +41,6 @@ def load_part(recipe: Recipe, policies: Sequence[str], threads: int, gpus: float
     """Return the lineup of some policies in this process, with the thread count that all processes of the run have."""
     torch.set_num_threads(threads)  # Ray sets one of its own, and results depend on it
     lineup = assemble(part_of(recipe, policies))
-    torch.set_num_threads(threads)
     if gpus:
         for model in [*(policy.model for policy in lineup.policies.values()), *lineup.bases.values()]:
             model.to("cuda")
@@ -111,14 +110,14 @@ class LearnerWorker:
     def step(self, samples: Sequence[Sample], spent: float) -> tuple[Stepped, bytes | None]:
         """Return what ``Learner.step`` returns, and the new weights if it changed any."""
         before = self._policy.version
-        fault_point("learner-step", before)
         update = self._learner.step(samples, spent)
         stepped = Stepped(update=update, skipped_in_a_row=self._learner.skipped_in_a_row)
         return stepped, self.weights()[1] if update.version != before else None
 
     def weights(self) -> tuple[int, bytes]:
-        """Return the version and what training changes of the policy."""
-        return self._policy.version, tensor_bytes(self._policy.weights())
+        """Return the version and what training changes of the policy; of several workers the first one returns it."""
+        data = tensor_bytes(self._policy.weights())  # in all of them: they gather it together
+        return self._policy.version, b"" if self._rank else data
 
     def save(self, folder: str) -> None:
         """Write all state into a folder that every node sees. With several workers the first one writes."""
