@@ -6,7 +6,7 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from coterie.imitate import warm_start
 from coterie.lineup import assemble, check_env_fits
 from coterie.models.loading import save
 from coterie.rollout import no_check, no_event
-from coterie.runs import StopRequestedError, start
+from coterie.runs import StopRequestedError, open_run, start
 from coterie.shipped import shipped_recipe
 from coterie.study import STARTS, PlannedRun, Study, WarmStart, read_study, start_of
 from coterie.study_figure import spread
@@ -55,6 +55,12 @@ TOY = ("env.rounds=1", "sampling.max_tokens=1")
 PAIRS = [setting.split("=", 1) for setting in PER_ROLE]
 ROLES = "".join(f"{key} = {value if value == '0.01' else json.dumps(value)}\n" for key, value in PAIRS)
 """Settings that give the second role a policy of its own, as TOML."""
+JOINED = """
+[[variants]]
+name = "joined"
+[variants.set]
+policies.main.model = "variant:tree#main"
+"""
 SAME = '[[variants]]\nname = "x"\nset = {credit.alpha = 1.0}\n'
 Write = Callable[..., Study]
 
@@ -110,6 +116,9 @@ def make(study: Study, run: PlannedRun) -> None:
         (HEAD + VARIANTS + '[[variants]]\nname = "x"\nset = {env.size = "big"}\n', r"'x': env .*size"),
         (HEAD + VARIANTS + '[[variants]]\nname = "x"\nset = {imitate = "null"}\n', r"'x': .*no such key to remove"),
         ("set = {credit.alpha = 1.0}\n" + HEAD + VARIANTS, r"set: credit\.alpha=1\.0 does nothing"),
+        (HEAD + VARIANTS + JOINED.replace(":tree", ":bush"), r"'joined': .*bush#main': there is no such variant"),
+        (HEAD + VARIANTS + JOINED + JOINED.replace("joined", "again").replace(":tree", ":joined"),
+         r"'again': .*'variant:joined#main': that variant begins with another"),
         (HEAD.replace("toy.json", "toi") + VARIANTS, r"no recipe 'toi'"),
         (HEAD.replace("plays = 2", 'split = "validation"') + VARIANTS, r"eval\.split = 'validation' is played while"),
     ],
@@ -117,6 +126,11 @@ def make(study: Study, run: PlannedRun) -> None:
 def test_what_cannot_work_is_refused_before_anything_starts(written: Write, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         written(text)
+
+
+def test_trained_policies_do_not_learn_from_experts_again(written: Write) -> None:
+    with pytest.raises(ConfigError, match=r"'variant:tree#main' is trained already; remove the warm start"):
+        written(HEAD + VARIANTS + JOINED, recipe=WARM)
 
 
 def test_a_folder_in_use_and_a_run_of_another_recipe_are_refused(written: Write) -> None:
@@ -162,6 +176,35 @@ def test_variants_that_begin_alike_share_one_warm_start_per_seed(written: Write)
     assert recipe.imitate is None
     folder = str((study.folder / STARTS / first["tree"].name / "model0").resolve())
     assert {table.model for table in recipe.policies.values()} == {folder}
+
+
+def test_a_variant_may_begin_with_the_trained_policies_of_others_with_its_seed(written: Write) -> None:
+    study = written(HEAD + VARIANTS + JOINED)
+    by_name = {run.name: run for run in study.runs}
+    assert {name: run.needs for name, run in by_name.items() if run.needs} == {
+        "joined-seed1": ("tree-seed1",),
+        "joined-seed2": ("tree-seed2",),
+    }
+    make(study, by_name["tree-seed1"])
+    begun, trained = assemble(by_name["joined-seed1"].recipe), open_run(study.run_dir(by_name["tree-seed1"]))
+    fresh = assemble(by_name["flat-seed1"].recipe)
+    weights = [lineup.policies["main"].weights() for lineup in (begun, trained, fresh)]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[1])
+    assert not all(weights[0][name].equal(weights[2][name]) for name in weights[2])
+
+
+def test_what_needs_a_run_that_failed_is_not_begun(written: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = written(HEAD + VARIANTS + JOINED)
+    begun: list[list[str]] = []
+
+    def run_all(jobs: Sequence[Job], *_others: object) -> tuple[str, ...]:
+        begun.append([job.name for job in jobs])
+        return tuple(job.name for job in jobs if job.name == "tree-seed2")
+
+    monkeypatch.setattr(study_jobs, "run_jobs", run_all)
+    failed = study_jobs.make_study(study, 1, lambda _line: None, lambda: None)
+    assert begun == [[], ["tree-seed1", "flat-seed1", "tree-seed2", "flat-seed2"], ["joined-seed1"]]
+    assert failed == ("tree-seed2", "joined-seed2")
 
 
 def test_what_only_changes_rewards_changes_no_warm_start() -> None:

@@ -22,11 +22,14 @@ from coterie.lineup import check_env_fits
 from coterie.policy_tables import NonNegative, Positive, Table
 from coterie.run_tables import CreditTable, EnvTable, EvalTable, LossTable, SamplingTable, TrainTable
 from coterie.shipped import locate
+from coterie.trained import PREFIX
 
 RUNS, STARTS, RECIPES, LOGS = "runs", "starts", "recipes", "logs"
 """Folders of a study: the runs, the warm starts they begin with, their recipes as planned, what they printed."""
 _OWNED = ("seed", "eval", "train.steps", "train.max_generated_tokens", "train.threads")
 """What is the same for all variants of a study, or set by it."""
+_VARIANT = "variant:"
+"""`variant:NAME#POLICY` as a model: the policy of that variant's run with the same seed."""
 _MIN_TASKS = 500
 
 
@@ -102,6 +105,8 @@ class PlannedRun:
     seed: int
     recipe: Recipe
     start: WarmStart | None
+    needs: tuple[str, ...] = ()
+    """The runs whose trained policies it begins with."""
 
     @property
     def name(self) -> str:
@@ -252,12 +257,40 @@ def _planned(file: StudyFile, path: Path, variant: Variant, seed: int, folder: P
     }
     try:
         recipe = _recipe(file, path, variant, [*_settings(file.set), *_settings(variant.set), *_settings(own)])
+        recipe, needs = _joined(file, recipe, seed, folder)
     except ConfigError as error:
         raise ConfigError(f"{path}: variant {variant.name!r}: {error}") from error
     start = start_of(recipe)
     if start is not None:
         recipe = _begun(recipe, (folder / STARTS / start.name).resolve())
-    return PlannedRun(variant=variant.name, seed=seed, recipe=recipe, start=start)
+    return PlannedRun(variant=variant.name, seed=seed, recipe=recipe, start=start, needs=needs)
+
+
+def _joined(file: StudyFile, recipe: Recipe, seed: int, folder: Path) -> tuple[Recipe, tuple[str, ...]]:
+    """Return a recipe with the models that are other variants' policies as policies of their runs, and those runs."""
+    policies, needs = dict(recipe.policies), []
+    for name, table in recipe.policies.items():
+        if not table.model.startswith(_VARIANT):
+            continue
+        other, _, policy = table.model.removeprefix(_VARIANT).partition("#")
+        found = next((variant for variant in file.variants if variant.name == other), None)
+        if found is None:
+            known = [variant.name for variant in file.variants]
+            raise ConfigError(f"policies.{name}.model = {table.model!r}: there is no such variant; known are {known}")
+        if _VARIANT in json.dumps(found.set):
+            raise ConfigError(
+                f"policies.{name}.model = {table.model!r}: that variant begins with another one's policies itself; "
+                "name one that begins with a warm start"
+            )
+        if recipe.imitate is not None:
+            raise ConfigError(
+                f'policies.{name}.model = {table.model!r} is trained already; remove the warm start: imitate = "null"'
+            )
+        run = f"{other}-seed{seed}"
+        model = f"{PREFIX}{(folder / RUNS / run).resolve()}{'#' if policy else ''}{policy}"
+        policies[name] = table.model_copy(update={"model": model})
+        needs.append(run)
+    return recipe.model_copy(update={"policies": policies}), tuple(dict.fromkeys(needs))
 
 
 def _begun(recipe: Recipe, start: Path) -> Recipe:

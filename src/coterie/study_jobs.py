@@ -65,10 +65,12 @@ def make_study(study: Study, at_once: int, tell: Tell, check_stop: Callable[[], 
     runs = [run for run in study.runs if not _finished(study, run)]
     if len(runs) < len(study.runs):
         tell(f"{len(study.runs) - len(runs)} of {len(study.runs)} runs are finished already")
-    ready = [run for run in runs if run.start is None or run.start.name not in failed]
-    kept_out = [run.name for run in runs if run not in ready]
-    failed = (*failed, *kept_out)
-    return (*failed, *run_jobs([_run_job(study, run) for run in ready], at_once, tell, check_stop))
+    # Those that begin with the policies of others come after them.
+    for some in ([run for run in runs if not run.needs], [run for run in runs if run.needs]):
+        ready = [run for run in some if not {*run.needs, *([run.start.name] if run.start else [])} & {*failed}]
+        kept_out = [run.name for run in some if run not in ready]
+        failed = (*failed, *kept_out, *run_jobs([_run_job(study, run) for run in ready], at_once, tell, check_stop))
+    return failed
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int, tell: Tell, check_stop: Callable[[], None]) -> tuple[str, ...]:
