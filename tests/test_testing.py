@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -497,6 +498,14 @@ def test_a_module_that_checks_itself_when_imported_is_told_so_and_starts_no_more
     assert "assert_env was called while its module was imported" in run.stderr
 
 
+def runs(pid: int) -> bool:
+    """Return whether a process is there, and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_process_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,5 +516,8 @@ def test_a_process_that_hangs_is_ended_with_all_that_it_started(
     hang = started + "pathlib.Path(sys.argv[1]).write_text(str(p.pid)); time.sleep(600)"
     with pytest.raises(AssertionError, match="did not make the tasks within 3 s"):
         contract._run([sys.executable, "-c", hang, str(tmp_path / "pid"), grandchild], os.environ)
-    state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"
+    # A killed process ends when it next gets a core, which a busy machine gives it later.
+    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 30.0
+    while runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not runs(pid)
