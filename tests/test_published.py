@@ -14,6 +14,7 @@ from coterie.errors import ConfigError
 from coterie.estimate import PolicyMemory, policy_memory, role_loads
 from coterie.lineup import check_env_fits
 from coterie.published import PublishedModel, per_gpu, published_lineup, read_published, without_data
+from coterie.run_tables import EnvTable
 from coterie.shipped import description_of, paper_recipes, published_files, shipped_recipe
 from learning_toys import toy_recipe
 
@@ -118,3 +119,12 @@ def test_check_offline_reads_no_data_and_says_so(name: str, data: str) -> None:
         "\n", " "
     )
     assert f'"{data.split(", ")[1]}"' in found.output  # in the table of keys too
+
+
+def test_the_data_of_a_mixtures_parts_is_left_out_too() -> None:
+    parts = [{"name": "math", "data": ["a/b"], "test_data": ["c.jsonl"], "level": 2}, {"name": "sudoku", "size": 4}]
+    recipe = toy_recipe()
+    mixed = recipe.model_copy(update={"env": EnvTable.model_validate({"name": "mixed", "envs": parts})})
+    made, data = without_data(mixed)
+    assert data == ("a/b", "c.jsonl")
+    assert made.env.options == {"envs": [{"name": "math", "level": 2}, {"name": "sudoku", "size": 4}]}

@@ -54,9 +54,9 @@ def measure(lineup: Lineup, tell: Callable[[str], None]) -> dict[str, int]:
         run = Run(replace(lineup, recipe=short), Path(folder), recorder, silent)
         tell("warm start" if warm else "learners")
         run.warm_start()
-        table = recipe.eval
-        tell(f"evaluation of {table.final_tasks} tasks")
-        run.evaluate("before", table.final_split, table.final_tasks, table.temperature, table.plays)
+        tell(f"evaluation of {recipe.eval.final_tasks} tasks")
+        run.owed = ["before"]
+        run.pay()
         tell("one training step")
         run.train()
     return run.peaks

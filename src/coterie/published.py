@@ -115,9 +115,8 @@ def published_lineup(recipe: Recipe) -> tuple[Lineup, dict[str, PublishedModel]]
 
 def without_data(recipe: Recipe) -> tuple[Recipe, tuple[str, ...]]:
     """Return the recipe with problems that are made on the spot, and the data sets that it would read instead."""
-    options = recipe.env.options
-    sources = [str(source) for key in _DATA_KEYS for source in options.pop(key, ())]
-    return recipe.model_copy(update={"env": EnvTable.model_validate({"name": recipe.env.name, **options})}), (*sources,)
+    options, sources = _made(recipe.env.options)
+    return recipe.model_copy(update={"env": EnvTable.model_validate({"name": recipe.env.name, **options})}), sources
 
 
 def offline_tables(recipe: Recipe) -> list[RenderableType]:
@@ -135,6 +134,17 @@ def offline_tables(recipe: Recipe) -> list[RenderableType]:
 def per_gpu(memory: PolicyMemory, gpus: int) -> int:
     """Return the bytes on each of several GPUs: activations are each one's own, the rest is spread evenly."""
     return -(-(memory.total - memory.activations) // gpus) + memory.activations
+
+
+def _made(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return options without data, those of a mixture's parts too, and the data."""
+    made = {key: value for key, value in options.items() if key not in _DATA_KEYS}
+    sources = [str(source) for key in _DATA_KEYS for source in options.get(key, ())]
+    if "envs" in options:
+        parts = [_made(part) for part in options["envs"]]
+        made["envs"] = [own for own, _ in parts]
+        sources += [source for _, own in parts for source in own]
+    return made, tuple(sources)
 
 
 def _tokens_table(recipe: Recipe, loads: Sequence[RoleLoad]) -> RenderableType:

@@ -152,6 +152,7 @@ def read_study(path: Path, folder: Path, settings: Sequence[str] = ()) -> Study:
     _check_sets(file, path)
     runs = tuple(_planned(file, path, variant, seed, folder) for seed in file.seeds for variant in file.variants)
     _check_variants_differ(runs[: len(file.variants)], path)
+    _check_needs(runs[: len(file.variants)], path)
     _check_split(file, runs, path)
     return Study(file=file, name=path.stem, folder=folder, runs=runs)
 
@@ -273,15 +274,9 @@ def _joined(file: StudyFile, recipe: Recipe, seed: int, folder: Path) -> tuple[R
         if not table.model.startswith(_VARIANT):
             continue
         other, _, policy = table.model.removeprefix(_VARIANT).partition("#")
-        found = next((variant for variant in file.variants if variant.name == other), None)
-        if found is None:
-            known = [variant.name for variant in file.variants]
+        known = [variant.name for variant in file.variants]
+        if other not in known:
             raise ConfigError(f"policies.{name}.model = {table.model!r}: there is no such variant; known are {known}")
-        if _VARIANT in json.dumps(found.set):
-            raise ConfigError(
-                f"policies.{name}.model = {table.model!r}: that variant begins with another one's policies itself; "
-                "name one that begins with a warm start"
-            )
         if recipe.imitate is not None:
             raise ConfigError(
                 f'policies.{name}.model = {table.model!r} is trained already; remove the warm start: imitate = "null"'
@@ -358,6 +353,18 @@ def _does_nothing(file: StudyFile, path: Path, variant: Variant, full: Sequence[
         return dump_recipe(_recipe(file, path, variant, rest)) == dump_recipe(there)
     except ConfigError:
         return False
+
+
+def _check_needs(runs: Sequence[PlannedRun], path: Path) -> None:
+    """Raise ``ConfigError`` for a run that needs one which needs another, or itself: they are made in two rounds."""
+    second = {run.name for run in runs if run.needs}
+    for run in runs:
+        found = [name for name in run.needs if name in second]
+        if found:
+            raise ConfigError(
+                f"{path}: variant {run.variant!r} begins with the policies of {found[0]}, which begins with those of "
+                "another run itself; name a variant that begins with a warm start"
+            )
 
 
 def _check_variants_differ(runs: Sequence[PlannedRun], path: Path) -> None:
