@@ -518,6 +518,12 @@ def test_check_ends_with_2_where_train_would(recipe: Path) -> None:
     assert (result.exit_code, "leaves no room for a prompt" in result.stderr) == (2, True)
 
 
+def test_check_says_of_a_recipe_without_a_trained_policy_that_it_can_be_played(recipe: Path) -> None:
+    result = coterie("check", recipe, "--set", "policies.shared.train=frozen", "--set", "imitate=null")
+    assert result.exit_code == 0, result.output
+    assert "is a recipe that can be played; none of its policies is trained" in " ".join(result.stdout.split())
+
+
 def test_check_finds_prompts_that_are_longer_than_the_context(recipe: Path) -> None:
     result = coterie("check", recipe, "--set", "env.size=8")
     assert (result.exit_code, "context of policy 'shared' holds 64" in result.stderr) == (2, True)

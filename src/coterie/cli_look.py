@@ -58,7 +58,8 @@ def check(
         console.print(table, crop=False)  # what is too wide for the terminal is wrapped by it, and not lost
     if memory:
         console.print(peaks_table(measure(lineup, lambda phase: console.print(f"measuring: {phase}"))), crop=False)
-    console.print(Text(f"{source.recipe} is a recipe that can be trained"), soft_wrap=True)
+    what = "trained" if resolved.trained_policies else "played; none of its policies is trained"
+    console.print(Text(f"{source.recipe} is a recipe that can be {what}"), soft_wrap=True)
 
 
 def _check_offline(written: Recipe, source: str) -> None:
