@@ -8,10 +8,13 @@ from pydantic import Field, model_validator
 
 from coterie.policy_tables import NonNegative, Positive, Table
 
+EngineName = Literal["torch", "vllm"]
+
 
 class PolicyHardware(Table):
     """``[hardware.policies.NAME]``: what differs for one policy; ``None`` means as in ``[hardware]``."""
 
+    engine: EngineName | None = None
     rollout_workers: Positive | None = None
     update_workers: Positive | None = None
     rollout_gpus: NonNegative | None = None
@@ -20,9 +23,13 @@ class PolicyHardware(Table):
 
 
 class HardwareTable(Table):
-    """Which processes a run has. ``local``: this one only; all other keys belong to ``ray``."""
+    """Which processes a run has, and what generates. ``local``: this one only; but for ``engine`` all keys are of
+    ``ray``.
+    """
 
     backend: Literal["local", "ray"] = "local"
+    engine: EngineName = "torch"
+    """What generates; ``vllm`` is a package of its own."""
     rollout_workers: Positive = 1
     """Engines per policy; policies that share a model in memory share them too."""
     update_workers: Positive = 1
@@ -50,7 +57,7 @@ class HardwareTable(Table):
     def _read_keys_only(self) -> Self:
         """Refuse what nobody would read."""
         if self.backend == "local":
-            given = [name for name, field in HardwareTable.model_fields.items() if _differs(self, name, field.default)]
+            given = [name for name in HardwareTable.model_fields if _only_of_ray(self, name)]
             if given:
                 raise ValueError(
                     f'{given[0]} is read only with backend = "ray"; with "local" everything is in one process. Remove '
@@ -69,6 +76,8 @@ class HardwareTable(Table):
 _PER_POLICY = tuple(PolicyHardware.model_fields)
 
 
-def _differs(table: HardwareTable, name: str, default: object) -> bool:
-    """Return whether a key has another value than its default; ``policies`` has a default that is made."""
-    return bool(table.policies) if name == "policies" else vars(table)[name] != default
+def _only_of_ray(table: HardwareTable, name: str) -> bool:
+    """Return whether a key that only ``ray`` reads has another value than its default."""
+    if name == "policies":
+        return any(own.model_fields_set - {"engine"} for own in table.policies.values())
+    return name != "engine" and vars(table)[name] != HardwareTable.model_fields[name].default
