@@ -6,7 +6,6 @@ import importlib.util
 from collections.abc import Sequence
 
 import pytest
-from learning_toys import request, toy_recipe
 
 from coterie.config import dump_recipe, parse_recipe
 from coterie.engines import Completion, Request
@@ -15,6 +14,7 @@ from coterie.engines.split import SplitEngine
 from coterie.engines.torch import TorchEngine
 from coterie.errors import ConfigError, EngineError
 from coterie.lineup import assemble, check_env_fits
+from learning_toys import request, toy_recipe
 
 
 class Counting(ScriptedEngine):

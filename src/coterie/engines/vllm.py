@@ -97,9 +97,11 @@ class VllmEngine:
         if model not in self._served:
             mine = [policy for policy in self._policies.values() if id(policy.model) == model]
             self._served[model] = _Served(mine, self._models[model])
+        from vllm.exceptions import VLLMError
+
         try:
             return self._served[model].answers(self._policies, requests)
-        except (ValueError, RuntimeError) as error:
+        except (VLLMError, ValueError, RuntimeError) as error:
             # Acts that are still under way would be answered in the next call.
             self._served.pop(model).close()
             raise EngineError(f"vLLM failed: {type(error).__name__}: {error}") from error
@@ -152,6 +154,7 @@ class _Served:
             weights = self._policies[0].model_weights().items()
             named = ((name, whole(weight.detach())) for name, weight in weights)
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+            self._llm.apply_model(_pack_head)
             self._has = stamp
             self._adapters.clear()  # vLLM drops them with the weights beside which they were
         for policy in self._policies:
@@ -231,6 +234,17 @@ def _llm(folder: str, loaded: LoadedModel, adapters: Sequence[Adapter]) -> Any:
         # On a CPU vLLM puts a function that does nothing in its place; the learner's threads are the recipe's.
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
+
+
+def _pack_head(model: torch.nn.Module) -> None:
+    """Prepare the output head of a model in vLLM again: tied to the embeddings it is not loaded by itself, and on a CPU
+    it goes on multiplying with a packed copy of what it was.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _room(model: PreTrainedModel, context: int) -> int:
