@@ -53,4 +53,5 @@ def learner_of(
         micro_batch_tokens=train.micro_batch_tokens,
         autocast=train.precision == "bfloat16",
         base=base,
+        engine=recipe.hardware.of(policy.name).engine,
     )
