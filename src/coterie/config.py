@@ -35,6 +35,9 @@ from coterie.run_tables import (
     TrainTable,
 )
 
+VLLM_IMPORTANCE_CAP = 2.0
+"""``loss.importance_cap`` where vLLM samples and the recipe does not say."""
+
 
 class Recipe(Table):
     """A whole run."""
@@ -55,6 +58,16 @@ class Recipe(Table):
     imitate: ImitateTable | None = None
     hardware: HardwareTable = HardwareTable()
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ("tensorboard",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _vllm_defaults(cls, raw: Any) -> Any:
+        """Fill in the truncated importance weight where policies are sampled by numbers that are not the learner's."""
+        if isinstance(raw, dict) and _samples_with_vllm(raw.get("hardware")):
+            loss = raw.get("loss", {})
+            if isinstance(loss, dict) and "importance_cap" not in loss:
+                return {**raw, "loss": {**loss, "importance_cap": VLLM_IMPORTANCE_CAP}}
+        return raw
 
     @model_validator(mode="after")
     def _combinations(self) -> Self:
@@ -140,6 +153,15 @@ class Recipe(Table):
     def num_updates(self, policy: str) -> int:
         """Return in how many steps a policy is trained."""
         return self.policies[policy].num_updates(self.train.steps)
+
+
+def _samples_with_vllm(hardware: Any) -> bool:
+    """Return whether a ``[hardware]`` table, not checked yet, gives any policy the engine vLLM."""
+    if not isinstance(hardware, Mapping):
+        return False
+    own = hardware.get("policies", {})
+    tables = [hardware, *(own.values() if isinstance(own, Mapping) else ())]
+    return any(isinstance(table, Mapping) and table.get("engine") == "vllm" for table in tables)
 
 
 def _first_idle(tables: Sequence[PolicyTable], steps: int) -> int | None:

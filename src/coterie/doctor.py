@@ -282,7 +282,9 @@ def _agreement(probe: Probe, name: str, samples: Sequence[Sample], when: str, *,
         logprobs = token_logprobs(logits, batch.targets_N, batch.temperatures_N)
         gaps.append((logprobs - batch.sampler_logprobs_N).abs())
     every_gap = torch.cat(gaps)
-    mean, limit = float(every_gap.mean()), mismatch_limit(probe.lineup.recipe.policies[name], autocast)
+    recipe = probe.lineup.recipe
+    mean = float(every_gap.mean())
+    limit = mismatch_limit(recipe.policies[name], autocast, recipe.hardware.of(name).engine)
     numbers = (
         f"{name}: log-probs differ by {mean:.2g} on average, {float(every_gap.max()):.2g} at most, over "
         f"{len(every_gap)} tokens{when}; allowed on average is {limit:g}"

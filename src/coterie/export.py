@@ -7,14 +7,13 @@ import shutil
 from pathlib import Path
 
 from peft import TaskType
-from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
 from coterie.config import LoraTable
 from coterie.durable import atomic_write_json, sync_file, sync_folder
 from coterie.errors import ConfigError
 from coterie.models.adapters import peft_config
 from coterie.models.loading import plain_place, save
-from coterie.tensors import save_tensors
+from coterie.tensors import save_adapter
 from coterie.trained import PREFIX, TrainedPolicy, adapter_tensors, load_base, load_trained, saved_version
 
 ORIGIN = "coterie.json"
@@ -88,8 +87,7 @@ def _write_adapter(policy: TrainedPolicy, lora: LoraTable, folder: Path, final: 
     targets = sorted({name.partition(".lora_")[0] for name in tensors})
     config = peft_config(lora, targets, loaded.model.get_submodule(targets[0]))
     config.task_type, config.base_model_name_or_path, config.inference_mode = TaskType.CAUSAL_LM, base, True
-    config.save_pretrained(folder)
-    save_tensors(folder / SAFETENSORS_WEIGHTS_NAME, {f"base_model.model.{name}": t for name, t in tensors.items()})
+    save_adapter(folder, config, tensors)
     loaded.tokenizer.save_pretrained(folder)
     loaded.model.generation_config.save_pretrained(folder)
     return base

@@ -8,10 +8,13 @@ from pydantic import Field, model_validator
 
 from coterie.policy_tables import NonNegative, Positive, Table
 
+EngineName = Literal["torch", "vllm"]
+
 
 class PolicyHardware(Table):
     """``[hardware.policies.NAME]``: what differs for one policy; ``None`` means as in ``[hardware]``."""
 
+    engine: EngineName | None = None
     rollout_workers: Positive | None = None
     update_workers: Positive | None = None
     rollout_gpus: NonNegative | None = None
@@ -20,9 +23,13 @@ class PolicyHardware(Table):
 
 
 class HardwareTable(Table):
-    """Which processes a run has. ``local``: this one only; all other keys belong to ``ray``."""
+    """Which processes a run has, and what generates. ``local``: this one only; but for ``engine`` all keys are of
+    ``ray``.
+    """
 
     backend: Literal["local", "ray"] = "local"
+    engine: EngineName = "torch"
+    """What generates; ``vllm`` is a package of its own."""
     rollout_workers: Positive = 1
     """Engines per policy; policies that share a model in memory share them too."""
     update_workers: Positive = 1
@@ -50,7 +57,7 @@ class HardwareTable(Table):
     def _read_keys_only(self) -> Self:
         """Refuse what nobody would read."""
         if self.backend == "local":
-            given = list(self.model_dump(exclude_defaults=True))
+            given = [name for name in self.model_dump(exclude_defaults=True) if _only_of_ray(self, name)]
             if given:
                 raise ValueError(
                     f'{given[0]} is read only with backend = "ray"; with "local" everything is in one process. Remove '
@@ -64,3 +71,10 @@ class HardwareTable(Table):
         """Return the table as it is for one policy."""
         own = self.policies.get(policy, PolicyHardware())
         return self.model_copy(update=own.model_dump(exclude_none=True))
+
+
+def _only_of_ray(table: HardwareTable, name: str) -> bool:
+    """Return whether only ``ray`` reads a key, or what a table of policies holds."""
+    if name == "policies":
+        return any(own.model_dump(exclude_none=True, exclude={"engine"}) for own in table.policies.values())
+    return name != "engine"

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from coterie.batch import MicroBatch, pack
 from coterie.config import PolicyTable
 from coterie.errors import TrainError
+from coterie.hardware import EngineName
 from coterie.loss import (
     LossInput,
     LossOutput,
@@ -79,9 +80,13 @@ class Update:
         return rows | {name: value for name, value in extra.items() if value is not None}
 
 
-def mismatch_limit(table: PolicyTable, autocast: bool) -> float:
-    """Return the largest mean |sampler - learner log-prob| that a policy may have (design: invariant 6)."""
-    default = 1e-4 if table.dtype == "float32" and not autocast else 0.05
+def mismatch_limit(table: PolicyTable, autocast: bool, engine: EngineName | None = None) -> float:
+    """Return the largest mean |sampler - learner log-prob| that a policy may have (design: invariant 6).
+
+    ``None`` is the engine that samples from the learner's own tensors.
+    """
+    rough = 0.1 if engine == "vllm" else 0.05
+    default = 1e-4 if table.dtype == "float32" and not autocast else rough
     return default if table.mismatch_limit is None else table.mismatch_limit
 
 
@@ -120,8 +125,12 @@ class Learner:
         micro_batch_tokens: int,
         autocast: bool,
         base: PreTrainedModel | None = None,
+        engine: EngineName | None = None,
     ) -> None:
-        """Train ``policy`` by its table. ``base`` is the model as loaded, needed for a KL to it."""
+        """Train ``policy`` by its table. ``base`` is the model as loaded, needed for a KL to it.
+
+        ``engine`` is what samples from it, see ``mismatch_limit``.
+        """
         self.policy = policy
         self.table = table
         self.aggregation = loss.aggregation
@@ -137,7 +146,7 @@ class Learner:
         self.steps_per_batch = steps_per_batch
         self.micro_batch_tokens = micro_batch_tokens
         self.autocast = autocast
-        self.mismatch_limit = mismatch_limit(table, autocast)
+        self.mismatch_limit = mismatch_limit(table, autocast, engine)
         self.reference: PreTrainedModel | None = None
         self.reference_adapter: Adapter | None = None
         if table.kl.coef > 0.0:

@@ -51,4 +51,5 @@ def learner_of(recipe: Recipe, policy: Policy, base: PreTrainedModel | None, kin
         micro_batch_tokens=train.micro_batch_tokens,
         autocast=train.precision == "bfloat16",
         base=base,
+        engine=recipe.hardware.of(policy.name).engine,
     )

@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 from coterie.config import Recipe
 from coterie.credit import CreditRule
 from coterie.engines import Engine, Sampling
+from coterie.engines.split import SplitEngine
 from coterie.engines.torch import TorchEngine
+from coterie.engines.vllm import VllmEngine
 from coterie.env import Env, make_env
 from coterie.errors import ConfigError
 from coterie.keyed import keyed_random
@@ -240,7 +242,7 @@ def assemble(recipe: Recipe) -> Lineup:
     lineup = Lineup(
         recipe=recipe,
         policies=policies,
-        engine=TorchEngine(policies),
+        engine=_engine(recipe, policies, models),
         bases=bases,
         loaded=models,
         residents=residents,
@@ -257,6 +259,18 @@ def check_room(lineup: Lineup) -> None:
                 f"role {role!r}: max_tokens = {seating.sampling.max_tokens} leaves no room for a prompt in the context "
                 f"of policy {seating.policy!r}, {seating.context} tokens; lower sampling.max_tokens"
             )
+
+
+def _engine(recipe: Recipe, policies: Mapping[str, Policy], models: Mapping[str, LoadedModel]) -> Engine:
+    """Return what samples from the policies, each by the engine that the recipe gives it."""
+    by_vllm = [name for name in policies if recipe.hardware.of(name).engine == "vllm"]
+    by_torch = TorchEngine({name: policy for name, policy in policies.items() if name not in by_vllm})
+    if not by_vllm:
+        return by_torch
+    vllm = VllmEngine({name: policies[name] for name in by_vllm}, {name: models[name] for name in by_vllm})
+    if len(by_vllm) == len(policies):
+        return vllm
+    return SplitEngine({name: vllm if name in by_vllm else by_torch for name in policies})
 
 
 def _load_models(recipe: Recipe) -> dict[str, LoadedModel]:

@@ -81,7 +81,8 @@ class PolicyTable(Table):
     optimizer: OptimizerTable = OptimizerTable()
     kl: KLTable = KLTable()
     mismatch_limit: Annotated[float, Field(gt=0.0)] | None = None
-    """Fails the run above this mean |sampler - learner log-prob|; ``None``: 1e-4 in float32, 0.05 in bfloat16."""
+    """Fails the run above this mean |sampler - learner log-prob|; ``None``: 1e-4 in float32, 0.05 in bfloat16,
+    0.1 in bfloat16 where vLLM samples."""
 
     @model_validator(mode="before")
     @classmethod

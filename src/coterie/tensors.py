@@ -8,6 +8,8 @@ from pathlib import Path
 
 import safetensors.torch
 import torch
+from peft import PeftConfig
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -50,6 +52,12 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         if match is None:
             raise
         raise OSError(int(match[1]), str(error), str(path)) from error
+
+
+def save_adapter(folder: Path, config: PeftConfig, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write an adapter into a folder as ``peft`` reads it; the names are those without peft's prefix."""
+    config.save_pretrained(folder)
+    save_tensors(folder / SAFETENSORS_WEIGHTS_NAME, {f"base_model.model.{name}": t for name, t in tensors.items()})
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,22 @@ class Sampling:
     temperature: float = 1.0
     max_tokens: int = 64
     stop: tuple[str, ...] = ()
+
+    def ending(
+        self, ids: Sequence[int], end_ids: Set[int], decode: Callable[[Sequence[int]], str]
+    ) -> tuple[StopReason, str | None] | None:
+        """Return why a completion ends with the last of its ids, and its text where a stop string cuts it.
+
+        ``None``: it goes on.
+        """
+        if ids[-1] in end_ids:
+            return StopReason.END, None
+        if self.stop:
+            text = decode(ids)
+            ends = [text.find(stop) for stop in self.stop if stop in text]
+            if ends:
+                return StopReason.STOP, text[: min(ends)]
+        return (StopReason.LENGTH, None) if len(ids) >= self.max_tokens else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

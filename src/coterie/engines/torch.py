@@ -51,6 +51,19 @@ def candidate_key(request: Request, candidate: int) -> int:
     )
 
 
+def asked(policies: Mapping[str, Policy], request: Request) -> Policy:
+    """Return the policy that a request names; ``EngineError`` where it is not there, or not at that version."""
+    policy = policies.get(request.policy)
+    if policy is None:
+        raise EngineError(f"no policy {request.policy!r}; this engine has {sorted(policies)}")
+    if policy.version != request.version:
+        raise EngineError(
+            f"act {request.act} of {request.episode.text()} asks policy {request.policy!r} at version "
+            f"{request.version}; the engine has version {policy.version}"
+        )
+    return policy
+
+
 def sample_tokens(
     logits_NV: torch.Tensor, temperatures_N: torch.Tensor, uniforms_N: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,15 +145,7 @@ class TorchEngine:
         """Return one completion per candidate for each request, in order; ``EngineError`` for another version."""
         by_model: dict[int, list[int]] = defaultdict(list)
         for index, request in enumerate(requests):
-            policy = self._policies.get(request.policy)
-            if policy is None:
-                raise EngineError(f"no policy {request.policy!r}; this engine has {sorted(self._policies)}")
-            if policy.version != request.version:
-                raise EngineError(
-                    f"act {request.act} of {request.episode.text()} asks policy {request.policy!r} at version "
-                    f"{request.version}; the engine has version {policy.version}"
-                )
-            by_model[id(policy.model)].append(index)
+            by_model[id(asked(self._policies, request).model)].append(index)
         results: dict[int, tuple[Completion, ...]] = {}
         kept = self._prefixes()
         for indices in by_model.values():
@@ -281,18 +286,9 @@ class _Batch:
 
     def _end(self, cell: _Candidate) -> None:
         """Set why a candidate ends, if it does."""
-        sampling = cell.request.sampling
-        if cell.ids[-1] in cell.policy.end_ids:
-            cell.stop = StopReason.END
-            return
-        if sampling.stop:
-            text = cell.policy.renderer.decode(cell.ids)
-            ends = [text.find(stop) for stop in sampling.stop if stop in text]
-            if ends:
-                cell.stop, cell.text = StopReason.STOP, text[: min(ends)]
-                return
-        if len(cell.ids) >= sampling.max_tokens:
-            cell.stop = StopReason.LENGTH
+        ending = cell.request.sampling.ending(cell.ids, cell.policy.end_ids, cell.policy.renderer.decode)
+        if ending is not None:
+            cell.stop, cell.text = ending
 
     def _completion(self, cell: _Candidate) -> Completion:
         """Return the finished record of a candidate."""
