@@ -24,7 +24,7 @@ def check(
     ] = False,
     memory: Annotated[
         bool,
-        typer.Option("--memory", help="Measure the peak of memory: run each phase once, at full size. Takes a while."),
+        typer.Option("--memory", help="Measure the peak of memory: run each phase at full size. Takes a while."),
     ] = False,
 ) -> None:
     """Load everything a recipe names, and print it with every default, its tokens per step and its memory."""
