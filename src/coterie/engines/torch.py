@@ -5,7 +5,8 @@ Shapes: B prompts of one batch, K candidates, P prompt tokens (left-padded), V v
 
 A decode step gives the model one row per prompt with K query tokens, one per candidate, all at the same position. The
 cache of the row then holds the prompt once and the K new tokens of every step; a mask lets candidate k see the prompt
-and its own tokens only. So keys and values of the prompt are never copied, and attention to them is one matrix product.
+and its own tokens only. So keys and values of the prompt are never copied per candidate, and attention to them is one
+matrix product. There is always room for the tokens of some steps (``engines.room``), which the mask hides until then.
 
 Policies that share one model are generated together, each row through its policy's adapter. A row is one prompt, so
 nothing computed with one adapter is ever seen through another.
@@ -26,6 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 from coterie.engines import Completion, Request
 from coterie.engines.prefill import can_go_on, prefill, routed
 from coterie.engines.prefix import PrefixCache, Prompt
+from coterie.engines.room import Room
 from coterie.errors import EngineError
 from coterie.keyed import stable_hash, uniforms
 from coterie.models.attention import layer_masks
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _MAX_BATCH_TOKENS = 65536
 """Prompt plus possible completion tokens of one batch; more is split, so that the cache stays within memory."""
+_ROOM_STEPS = 16
+"""Decode steps that the cache is enlarged for at a time: larger copies all states less often, but has more to hide."""
 _CDF_BLOCK = 64
 """Tokens that are summed to one bin of the coarse CDF."""
 _SAMPLED_TOGETHER = 2**18
@@ -238,6 +242,7 @@ class _Batch:
         lengths_B = torch.tensor([len(request.prompt_ids) for request in self.requests], device=self.device)
         logits_BKV = logits_BV[:, None].expand(-1, self.K, -1)
         width = int(lengths_B.max())
+        room = Room(cache)
         # (B, 1, K, S): what the candidates of a row may see. First the prompt without its left padding.
         seen_BP = torch.arange(width, device=self.device)[None, :] >= width - lengths_B[:, None]
         mask_BKS = seen_BP[:, None, None, :].expand(-1, 1, self.K, -1)
@@ -257,9 +262,14 @@ class _Batch:
                 lengths_B, mask_BKS, tokens_BK = lengths_B[keep_B], mask_BKS[keep_B], tokens_BK[keep_B]
                 self.rows = [self.rows[i] for i in alive]
                 self.routes[:] = [self.routes[i] for i in alive]
-            mask_BKS = torch.cat([mask_BKS, own_KK.expand(len(self.rows), 1, -1, -1)], dim=-1)
-            here_1K = places_1S.new_full((1, self.K), position)
-            places_1S = torch.cat([places_1S, here_1K], dim=-1)
+            if room.filled + self.K > room.columns:
+                more = self.K * min(_ROOM_STEPS, self._steps_left(position))
+                room.grow(more)
+                mask_BKS, places_1S = F.pad(mask_BKS, (0, more)), F.pad(places_1S, (0, more))
+            here = slice(room.filled, room.filled + self.K)
+            mask_BKS[..., here] = own_KK
+            places_1S[:, here] = position
+            here_1K = places_1S[:, here]
             logits_BKV = self.model(
                 input_ids=tokens_BK,
                 attention_mask=layer_masks(self.model, mask_BKS, here_1K, places_1S),
@@ -269,6 +279,10 @@ class _Batch:
                 use_cache=True,
             ).logits
             position += 1
+
+    def _steps_left(self, position: int) -> int:
+        """Return how many more tokens the longest candidate may have, after those up to a position."""
+        return max(1, max(self.requests[row].sampling.max_tokens for row in self.rows) - 1 - position)
 
     def _sample(self, logits_BKV: torch.Tensor, position: int) -> torch.Tensor:
         """Draw the next token of every live candidate, note it, and return all (B, K)."""

@@ -65,7 +65,7 @@ def _written_out(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Ten
     rows, heads, queries, width = query.shape
     groups = key.shape[1]
     scores = torch.matmul(query.reshape(rows, groups, -1, width), key.transpose(-1, -2))
-    scores = scores.view(rows, groups, -1, queries, key.shape[2]).masked_fill(~mask[:, :, None], float("-inf"))
+    scores = scores.view(rows, groups, -1, queries, key.shape[2]).masked_fill_(~mask[:, :, None], float("-inf"))
     output = torch.matmul(scores.softmax(dim=-1).flatten(2, 3), value)
     return output.view(rows, heads, queries, -1).transpose(1, 2).contiguous()
 
