@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from coterie.models.blocks import block_attention, blocks_of
+from coterie.models.blocks import block_attention, chunks_of
 
 NAME = "coterie"
 _LONGEST_WRITTEN_OUT = 512
@@ -47,9 +47,9 @@ def attention(
     )
     if ours and attention_mask is not None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        blocks = blocks_of(attention_mask)
-        if blocks is not None:
-            return block_attention(query, key, value, scale, blocks).transpose(1, 2).contiguous(), None
+        chunks = chunks_of(attention_mask)
+        if chunks is not None:
+            return block_attention(query, key, value, scale, chunks).transpose(1, 2).contiguous(), None
         short = query.dtype == torch.bfloat16 and key.shape[2] <= _LONGEST_WRITTEN_OUT
         # Never by whether gradients are recorded: a reference's log-probs must be the policy's to the bit.
         if short or (query.shape[2] <= _FEW_QUERIES and query.shape[2] < key.shape[2]):
