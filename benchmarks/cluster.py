@@ -78,8 +78,8 @@ def episodes_per_s(cls: type[Env], workers: int, tasks: int, actor: Callable[...
 
     from coterie.cluster.crew import Router
     from coterie.cluster.engines import EnginePool
+    from coterie.cluster.players import EnvWorker
     from coterie.cluster.start import spawn
-    from coterie.cluster.workers import EnvWorker
 
     env = cls()
     seats = seats_of(env.roles)

@@ -16,8 +16,9 @@ from coterie.cluster.crew import Router
 from coterie.cluster.engines import EnginePool
 from coterie.cluster.learners import RemoteLearner
 from coterie.cluster.placement import layout_of
+from coterie.cluster.players import EnvWorker
 from coterie.cluster.wire import LostError
-from coterie.cluster.workers import EngineWorker, EnvWorker, LearnerWorker
+from coterie.cluster.workers import EngineWorker, LearnerWorker
 from coterie.errors import TrainError
 from coterie.learners import Learns
 from coterie.lineup import Lineup

@@ -15,8 +15,9 @@ from cluster_toys import FakeActor, FakeTeam, Loss, fake_placed
 from coterie.cluster.crew import Router
 from coterie.cluster.engines import EnginePool
 from coterie.cluster.learners import RemoteLearner
+from coterie.cluster.players import EnvWorker
 from coterie.cluster.wire import AbsentRenderer, Exchange, Job, job_of
-from coterie.cluster.workers import TORN, EngineWorker, EnvWorker
+from coterie.cluster.workers import TORN, EngineWorker
 from coterie.engines import Request
 from coterie.errors import CheckpointError, EngineError, EnvError, TrainError
 from coterie.lineup import Lineup, assemble, check_env_fits

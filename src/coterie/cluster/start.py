@@ -21,7 +21,8 @@ from coterie.cluster.crew import Router
 from coterie.cluster.engines import EnginePool
 from coterie.cluster.learners import RemoteLearner
 from coterie.cluster.placement import Bundle, Layout, Pool, Seat, address_of, check_fits, local_nodes
-from coterie.cluster.workers import EngineWorker, EnvWorker, LearnerWorker
+from coterie.cluster.players import EnvWorker
+from coterie.cluster.workers import EngineWorker, LearnerWorker
 from coterie.config import Recipe
 from coterie.errors import ConfigError, TrainError
 from coterie.hardware import HardwareTable
