@@ -96,9 +96,11 @@ class RayActor:
         ``LostError`` where the worker died or let its deadline pass; what the call itself raises is raised here, and
         ``TrainError`` where the whole cluster is gone.
         """
-        if self._birth is not None:
-            self._get(self._birth, "its start", max(_BIRTH_S, self._deadline_s))
-            self._birth = None
+        birth = self._birth
+        if birth is not None:
+            self._get(birth, "its start", max(_BIRTH_S, self._deadline_s))
+            if self._birth is birth:  # and not that of a replacement, made meanwhile
+                self._birth = None
         return self._get(ref, doing, self._deadline_s)
 
     def restart(self, why: LostError) -> None:

@@ -11,6 +11,7 @@ from coterie.cluster.wire import Stepped, look_in, part_of
 from coterie.config import Recipe
 from coterie.engines import Completion, Engine, Request
 from coterie.faults import fault_point
+from coterie.learner import Learner
 from coterie.learners import learner_of
 from coterie.lineup import Lineup, assemble
 from coterie.sharded import ShardedLearner, join, shard
@@ -74,15 +75,19 @@ class LearnerWorker:
     def __init__(
         self, path: Sequence[str], recipe: Recipe, policy: str, threads: int, gpus: float, model: bytes | None
     ) -> None:
-        """Load the policy, over it the weights that a warm start left in its model, and make its learner."""
+        """Load the policy, and over it the weights that a warm start left in its model; make its learner.
+
+        Where several workers are to share the learner, it is made when they have joined.
+        """
         look_in(path)
         lineup = load_part(recipe, [policy], threads, gpus)
         self._recipe, self._rank = recipe, 0
         self._policy = lineup.policies[policy]
         if model is not None:
             copy_tensors(tensors_of(model), dict(self._policy.model_weights()), "the run's process")
-        # The recipe as it is: what is said of all policies together must be true of it.
-        self._learner = learner_of(recipe, self._policy, lineup.bases.get(policy))
+        if recipe.hardware.of(policy).update_workers == 1:
+            # The recipe as it is: what is said of all policies together must be true of it.
+            self._learner: Learner = learner_of(recipe, self._policy, lineup.bases.get(policy))
 
     def join(self, store: str, rank: int, world: int, limit_s: float) -> None:
         """Share the policy with the other update workers from now on; they meet in the file ``store``."""
