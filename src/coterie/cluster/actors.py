@@ -20,12 +20,14 @@ from ray.exceptions import (
 )
 
 from coterie.cluster.wire import LostError
-from coterie.errors import TrainError
+from coterie.errors import ConfigError, TrainError
 from coterie.types import Json
 
 _LOST = (RayActorError, WorkerCrashedError, ObjectLostError, OutOfMemoryError)
 _SLICE_S = 5.0
 """After so many seconds without an answer it is looked whether the cluster is still there."""
+_LOOK_S = 1.0
+"""So often it is looked anyway: as long as all workers answer, a run does not notice that it has no head any more."""
 _GONE_S = 20.0
 """A cluster that cannot be reached for so long is gone."""
 _CONNECT_S = 2.0
@@ -41,13 +43,22 @@ class Watch:
     """Knows whether the cluster is still there, so that nobody waits for one that is gone."""
 
     def __init__(self, address: str) -> None:
-        """Watch the head of a cluster, ``HOST:PORT``."""
+        """Watch the head of a cluster, ``HOST:PORT``; ``ConfigError`` where that is no address."""
         host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or "/" in host:
+            raise ConfigError(f"hardware.address or RAY_ADDRESS is {address!r}: expected HOST:PORT of a cluster's head")
         self.address = address
         self._place = (host.strip("[]"), int(port))
+        self._looked = time.monotonic()
+
+    def look(self) -> None:
+        """Check, unless that was done a moment ago."""
+        if time.monotonic() - self._looked > _LOOK_S:
+            self.check()
 
     def check(self) -> None:
         """Raise ``TrainError`` where the head cannot be reached, or Ray has given up this process's own node."""
+        self._looked = time.monotonic()
         end = time.monotonic() + _GONE_S
         while not self.reachable():
             if time.monotonic() > end:
@@ -96,6 +107,7 @@ class RayActor:
         ``LostError`` where the worker died or let its deadline pass; what the call itself raises is raised here, and
         ``TrainError`` where the whole cluster is gone.
         """
+        self._watch.look()
         birth = self._birth
         if birth is not None:
             self._get(birth, "its start", max(_BIRTH_S, self._deadline_s))
