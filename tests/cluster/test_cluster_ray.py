@@ -14,11 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
+from coterie.cluster.placement import Layout
+from coterie.errors import ConfigError
+from coterie.hardware import HardwareTable
 from coterie.record import read_rows
 from coterie.runs import resume, start
 from learning_toys import PER_ROLE, quiet, toy_recipe
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'coterie[ray]'")
+from coterie.cluster.start import connected, refused
+
 pytestmark = [pytest.mark.timeout(900)]
 LIMIT_S = 800
 """Catches what hangs; nothing here is measured."""
@@ -133,6 +138,28 @@ def test_two_update_workers_of_an_adapter_begin_again_when_one_of_them_is_killed
     start(toy_recipe(*LORA), tmp_path / "run", quiet())
     near(runs / "shared-lora", tmp_path / "run")
     assert lost(runs / "shared-lora") == {("update", "killed")}
+
+
+def test_an_address_where_nobody_is_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for address, message in (
+        ("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1: nothing takes connections there"),
+        ("ray://10.0.0.1:10001", "'ray://10.0.0.1:10001': expected HOST:PORT"),
+        ("auto", "'auto': expected HOST:PORT"),
+    ):
+        hardware = HardwareTable(backend="ray", address=address)
+        with pytest.raises(ConfigError, match=message), connected(hardware, Layout(pools=(), env_workers=1), 0):
+            pytest.fail("there is no such cluster")
+
+
+def test_a_cluster_that_will_not_have_this_process_is_told_from_one_that_is_not_there() -> None:
+    token, version = ConnectionError("Failed to connect to Ray cluster"), RuntimeError("Version mismatch: Ray: 2.59.0")
+    token.__cause__ = RuntimeError(
+        "Last connection error: Traceback ... AuthenticationError: RPC error: InvalidAuthToken"
+    )
+    assert "Copy ~/.ray/auth_token of its head" in str(refused("10.0.0.1:6379", token))
+    assert "Traceback" not in str(refused("10.0.0.1:6379", token))
+    assert "install the same on all machines. Version mismatch: Ray: 2.59.0" in str(refused("10.0.0.1:6379", version))
+    assert "Ray cannot connect to the cluster at 10.0.0.1:6379: no" in str(refused("10.0.0.1:6379", ValueError("no")))
 
 
 def test_without_the_cluster_the_run_ends_with_a_clear_error_and_leaves_nothing_running(tmp_path: Path) -> None:

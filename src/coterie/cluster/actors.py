@@ -147,19 +147,19 @@ class RayActor:
                 raise LostError(f"{self.name} gave no answer for {limit_s:g} s to {doing}") from None
             except RayTaskError as error:
                 if isinstance(error.cause, RayError):  # what was sent to the worker is gone, with the node it lay on
-                    raise TrainError(f"{self.name}, {doing}: {_in_short(error.cause)}. Go on with --resume") from error
+                    raise TrainError(f"{self.name}, {doing}: {in_short(error.cause)}. Go on with --resume") from error
                 raise error.cause from error
             except _LOST as error:
                 self._watch.check()
                 if isinstance(error, RayActorError) and error.actor_init_failed:
-                    raise TrainError(f"{self.name} cannot be made: {_in_short(error)}") from error
-                raise LostError(f"{self.name} died over {doing}: {_in_short(error)}") from error
+                    raise TrainError(f"{self.name} cannot be made: {in_short(error)}") from error
+                raise LostError(f"{self.name} died over {doing}: {in_short(error)}") from error
             except RayError as error:
                 self._watch.check()
-                raise TrainError(f"{self.name}, {doing}: Ray failed: {_in_short(error)}") from error
+                raise TrainError(f"{self.name}, {doing}: Ray failed: {in_short(error)}") from error
 
 
-def _in_short(error: Exception) -> str:
+def in_short(error: Exception) -> str:
     """Return the first and the last line of what Ray says; between them is a traceback if the worker raised."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"

@@ -73,5 +73,5 @@ def prepare(hardware: HardwareTable) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 gives way to all else on this machine
     else:
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")  # it warns every second of what its error then says
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")  # of 20 each warns of what the error then says
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -18,7 +18,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from coterie.cluster.actors import RayActor, Tell, Watch
+from coterie.cluster.actors import RayActor, Tell, Watch, in_short
 from coterie.cluster.crew import Router
 from coterie.cluster.engines import EnginePool
 from coterie.cluster.learners import RemoteLearner
@@ -73,7 +73,7 @@ def connected(hardware: HardwareTable, layout: Layout, store_bytes: int) -> Iter
         try:
             ray.init(address=there, log_to_driver=False, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError, RayError) as error:
-            raise _refused(there, error) from error
+            raise refused(there, error) from error
         try:
             yield str(ray.get_runtime_context().gcs_address)
         finally:
@@ -117,20 +117,20 @@ def _with_children(roots: Iterable[psutil.Process]) -> set[psutil.Process]:
     return found
 
 
-def _refused(address: str, error: Exception) -> ConfigError:
+def refused(address: str, error: Exception) -> ConfigError:
     """Return what to say of a cluster that is there and will not have this process."""
-    said = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
-    if isinstance(error, AuthenticationError) or "AuthToken" in said:
+    said = str(error.__cause__ or error)  # the cause is a whole traceback
+    if isinstance(error, AuthenticationError) or "InvalidAuthToken" in said:
         return ConfigError(
-            f"the Ray cluster at {address} wants another token than this process has: {said}. Copy ~/.ray/auth_token "
-            "of its head to this machine, and set RAY_AUTH_MODE=token"
+            f"the Ray cluster at {address} wants another token than this process has. Copy ~/.ray/auth_token of its "
+            "head to this machine and set RAY_AUTH_MODE=token"
         )
     if "Version mismatch" in said:
         return ConfigError(
-            f"the Ray cluster at {address} runs other versions than this process. {said.strip()}\nInstall the same on "
-            "all machines"
+            f"the Ray cluster at {address} has other versions than this process; install the same on all machines. "
+            f"{said.strip()}"
         )
-    return ConfigError(f"Ray cannot connect to the cluster at {address}: {said}. See docs/cluster.md")
+    return ConfigError(f"Ray cannot connect to the cluster at {address}: {in_short(error)}. See docs/cluster.md")
 
 
 def nodes() -> list[Bundle]:
