@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from coterie.loss import aggregation_weights
 from coterie.models.policy import Policy
 from coterie.policy_tables import LoraTable, PolicyTable
 from coterie.sharded import ShardedLearner, join, shard
-from coterie.tensors import save_tensors
+from coterie.tensors import give_shards, save_tensors
 from coterie.types import Sample
 from learning_toys import gpt2, llama, lora_team, policy_of, random_samples, stirred
 
@@ -74,15 +73,17 @@ def main(store: str, rank: int, world: int, kind: str, out: Path, source: str) -
     owner = policy(kind)
     shard(owner)
     trainer = learner(kind, owner, ShardedLearner)
-    with tempfile.TemporaryDirectory() as idle:
-        folder = out if rank == 0 else Path(idle)
-        save_tensors(folder / "gradients.safetensors", gradients(trainer))
-        if source:
-            trainer.load(Path(source))
-        updates = [trainer.step(samples(trainer.policy.version)) for _ in range(2 - trainer.policy.version)]
-        trainer.save(folder)
-        if rank == 0:
-            (out / "updates.json").write_text(json.dumps([update.numbers() for update in updates]))
+    first = gradients(trainer)
+    if rank:
+        give_shards(first)
+    else:
+        save_tensors(out / "gradients.safetensors", first)
+    if source:
+        trainer.load(Path(source))
+    updates = [trainer.step(samples(trainer.policy.version)) for _ in range(2 - trainer.policy.version)]
+    trainer.save(None if rank else out)
+    if rank == 0:
+        (out / "updates.json").write_text(json.dumps([update.numbers() for update in updates]))
     dist.destroy_process_group()
 
 

@@ -337,9 +337,14 @@ class Learner:
             changed=0.0,
         )
 
-    def save(self, folder: Path) -> None:
-        """Write weights, master copies, optimiser state, counters and reference into an existing folder."""
+    def save(self, folder: Path | None) -> None:
+        """Write weights, master copies, optimiser state, counters and reference into an existing folder.
+
+        ``None``: write nothing, but take part; of several processes that share the learner one writes.
+        """
         settings = self.stepper.save(folder)
+        if folder is None:
+            return
         if self._reference_weights():
             save_tensors(folder / "reference.safetensors", self._reference_weights())
         counters = {

@@ -11,7 +11,15 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from coterie.config import OptimizerTable
-from coterie.tensors import flatten_optimizer, load_tensors, restore_optimizer, restore_tensors, save_tensors, whole
+from coterie.tensors import (
+    flatten_optimizer,
+    give_shards,
+    load_tensors,
+    restore_optimizer,
+    restore_tensors,
+    save_tensors,
+    whole,
+)
 from coterie.types import Json
 
 _CHANGE_PROBES = 4096
@@ -80,13 +88,20 @@ class Stepper:
                 weight.copy_(master)
         return _share_changed(before, [_probe(weight) for weight in self.weights])
 
-    def save(self, folder: Path) -> dict[str, Json]:
-        """Write weights, master copies and AdamW's tensors; return AdamW's settings, which are JSON."""
-        save_tensors(folder / "weights.safetensors", _named(self.names, self.weights))
+    def save(self, folder: Path | None) -> dict[str, Json]:
+        """Write weights, master copies and AdamW's tensors; return AdamW's settings, which are JSON.
+
+        ``None``: write nothing, but give the process that writes its shards of them.
+        """
+        files = {"weights": _named(self.names, self.weights)}
         if self.masters is not self.weights:
-            save_tensors(folder / "masters.safetensors", _named(self.names, self.masters))
-        tensors, settings = flatten_optimizer(self.optimizer, self.names)
-        save_tensors(folder / "optimizer.safetensors", tensors)
+            files["masters"] = _named(self.names, self.masters)
+        files["optimizer"], settings = flatten_optimizer(self.optimizer, self.names)
+        for name, tensors in files.items():
+            if folder is None:
+                give_shards(tensors)
+            else:
+                save_tensors(folder / f"{name}.safetensors", tensors)
         return settings
 
     def load(self, folder: Path, settings: Mapping[str, Json]) -> None:

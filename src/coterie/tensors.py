@@ -24,6 +24,12 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def give_shards(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Take part in the gathering of tensors that another process writes or sends, in the same order."""
+    for tensor in tensors.values():
+        whole(tensor.detach())
+
+
 def like(full: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Return a tensor that every process has, sharded as the target is."""
     if not isinstance(target, DTensor):

@@ -16,8 +16,9 @@ from coterie.cluster.crew import Router
 from coterie.cluster.engines import EnginePool
 from coterie.cluster.learners import RemoteLearner
 from coterie.cluster.placement import layout_of
+from coterie.cluster.players import EnvWorker
 from coterie.cluster.wire import LostError
-from coterie.cluster.workers import EngineWorker, EnvWorker, LearnerWorker
+from coterie.cluster.workers import EngineWorker, LearnerWorker
 from coterie.errors import TrainError
 from coterie.learners import Learns
 from coterie.lineup import Lineup
@@ -67,7 +68,6 @@ class FakeActor:
     def __post_init__(self) -> None:
         self.worker, self.handle, self.restarts = self.make(), FakeHandle(self), 0
         self.calls: list[str] = []
-        self.thread = ThreadPoolExecutor(1)
 
     def run(self, method: str, args: Sequence[Any]) -> Callable[[], Any]:
         self.calls.append(method)
@@ -78,14 +78,13 @@ class FakeActor:
                 self.losses.insert(place, (name, method, left - 1))
             else:
                 if isinstance(self.worker, EnvWorker):  # a process would take its event loop with it
-                    self.thread.submit(self.worker.drop).result()
+                    apart(self.worker.drop)
                 self.worker = None
         if self.worker is None:
             return partial(die, LostError(f"{self.name} died over {method}"))
         try:
             call = partial(getattr(self.worker, method), *[a() if callable(a) else a for a in args])
-            # in a thread of its own, because the run's own thread has an event loop that runs meanwhile
-            value = self.thread.submit(call).result()
+            value = apart(call)
         except Exception as error:  # noqa: BLE001
             return partial(die, error)
         return lambda: value
@@ -98,6 +97,12 @@ class FakeActor:
         if self.restarts > self.max_restarts:
             raise TrainError(f"{why}. It has been replaced {self.max_restarts} times") from why
         self.worker = self.make()
+
+
+def apart(call: Callable[[], Any]) -> Any:
+    """Return what a call returns in a thread of its own: the run's own thread has an event loop that runs meanwhile."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
 
 
 def die(error: Exception) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,8 +16,9 @@ from cluster_toys import FakeActor, FakeTeam, Loss, fake_placed
 from coterie.cluster.crew import Router
 from coterie.cluster.engines import EnginePool
 from coterie.cluster.learners import RemoteLearner
+from coterie.cluster.players import EnvWorker
 from coterie.cluster.wire import AbsentRenderer, Exchange, Job, job_of
-from coterie.cluster.workers import TORN, EngineWorker, EnvWorker
+from coterie.cluster.workers import TORN, EngineWorker
 from coterie.engines import Request
 from coterie.errors import CheckpointError, EngineError, EnvError, TrainError
 from coterie.lineup import Lineup, assemble, check_env_fits
@@ -241,6 +243,33 @@ def test_an_update_that_fails_where_no_worker_is_lost_is_an_error(lineup: Lineup
     learner, workers = sharing(lineup, tmp_path / "join", [])
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
         learner.save(tmp_path)
+    assert [worker.restarts for worker in workers] == [0, 0]
+
+
+class Stuck(FakeActor):
+    """A worker that waits within a sum until it is let go."""
+
+    go: ClassVar[threading.Event] = threading.Event()
+
+    def wait(self, ref: Callable[[], object], doing: str) -> object:
+        assert self.go.wait(60)
+        return super().wait(ref, doing)
+
+
+def test_an_update_worker_that_fails_by_itself_shows_while_the_others_still_wait_for_it(
+    lineup: Lineup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one waits in a sum until its limit; the second one has failed."""
+    monkeypatch.setattr("coterie.cluster.learners._SHOWS_S", 0.0)
+    workers = [Stuck("update worker 0", partial(Sharing, []))]
+    workers.append(FakeActor("update worker 1", partial(Sharing, [RuntimeError("out of memory")])))
+    learner = RemoteLearner(workers, lineup.policies["main"], EnginePool([]), tmp_path / "join", 60.0)
+    learner._joined = True
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            learner.save(tmp_path)
+    finally:
+        Stuck.go.set()
     assert [worker.restarts for worker in workers] == [0, 0]
 
 

@@ -20,12 +20,14 @@ from ray.exceptions import (
 )
 
 from coterie.cluster.wire import LostError
-from coterie.errors import TrainError
+from coterie.errors import ConfigError, TrainError
 from coterie.types import Json
 
 _LOST = (RayActorError, WorkerCrashedError, ObjectLostError, OutOfMemoryError)
 _SLICE_S = 5.0
 """After so many seconds without an answer it is looked whether the cluster is still there."""
+_LOOK_S = 1.0
+"""So often it is looked anyway: as long as all workers answer, a run does not notice that it has no head any more."""
 _GONE_S = 20.0
 """A cluster that cannot be reached for so long is gone."""
 _CONNECT_S = 2.0
@@ -41,13 +43,22 @@ class Watch:
     """Knows whether the cluster is still there, so that nobody waits for one that is gone."""
 
     def __init__(self, address: str) -> None:
-        """Watch the head of a cluster, ``HOST:PORT``."""
+        """Watch the head of a cluster, ``HOST:PORT``; ``ConfigError`` where that is no address."""
         host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or "/" in host:
+            raise ConfigError(f"hardware.address or RAY_ADDRESS is {address!r}: expected HOST:PORT of a cluster's head")
         self.address = address
         self._place = (host.strip("[]"), int(port))
+        self._looked = time.monotonic()
+
+    def look(self) -> None:
+        """Check, unless that was done a moment ago."""
+        if time.monotonic() - self._looked > _LOOK_S:
+            self.check()
 
     def check(self) -> None:
         """Raise ``TrainError`` where the head cannot be reached, or Ray has given up this process's own node."""
+        self._looked = time.monotonic()
         end = time.monotonic() + _GONE_S
         while not self.reachable():
             if time.monotonic() > end:
@@ -96,9 +107,12 @@ class RayActor:
         ``LostError`` where the worker died or let its deadline pass; what the call itself raises is raised here, and
         ``TrainError`` where the whole cluster is gone.
         """
-        if self._birth is not None:
-            self._get(self._birth, "its start", max(_BIRTH_S, self._deadline_s))
-            self._birth = None
+        self._watch.look()
+        birth = self._birth
+        if birth is not None:
+            self._get(birth, "its start", max(_BIRTH_S, self._deadline_s))
+            if self._birth is birth:  # and not that of a replacement, made meanwhile
+                self._birth = None
         return self._get(ref, doing, self._deadline_s)
 
     def restart(self, why: LostError) -> None:
@@ -133,19 +147,19 @@ class RayActor:
                 raise LostError(f"{self.name} gave no answer for {limit_s:g} s to {doing}") from None
             except RayTaskError as error:
                 if isinstance(error.cause, RayError):  # what was sent to the worker is gone, with the node it lay on
-                    raise TrainError(f"{self.name}, {doing}: {_in_short(error.cause)}. Go on with --resume") from error
+                    raise TrainError(f"{self.name}, {doing}: {in_short(error.cause)}. Go on with --resume") from error
                 raise error.cause from error
             except _LOST as error:
                 self._watch.check()
                 if isinstance(error, RayActorError) and error.actor_init_failed:
-                    raise TrainError(f"{self.name} cannot be made: {_in_short(error)}") from error
-                raise LostError(f"{self.name} died over {doing}: {_in_short(error)}") from error
+                    raise TrainError(f"{self.name} cannot be made: {in_short(error)}") from error
+                raise LostError(f"{self.name} died over {doing}: {in_short(error)}") from error
             except RayError as error:
                 self._watch.check()
-                raise TrainError(f"{self.name}, {doing}: Ray failed: {_in_short(error)}") from error
+                raise TrainError(f"{self.name}, {doing}: Ray failed: {in_short(error)}") from error
 
 
-def _in_short(error: Exception) -> str:
+def in_short(error: Exception) -> str:
     """Return the first and the last line of what Ray says; between them is a traceback if the worker raised."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"

@@ -16,6 +16,8 @@ from coterie.hardware import HardwareTable
 from coterie.lineup import Lineup
 from coterie.types import Json
 
+_HERE = ("127.0.0.1:", "localhost:", "[::1]:")
+
 
 @contextmanager
 def placed(lineup: Lineup, tell: Callable[[str, Mapping[str, Json]], None], folder: Path) -> Iterator[Lineup]:
@@ -62,10 +64,14 @@ def prepare(hardware: HardwareTable) -> None:
             'hardware.backend = "ray" needs the package ray, which is not installed: pip install "coterie[ray]", or '
             'use backend = "local"'
         )
-    if address_of(hardware) is None:
+    address = address_of(hardware)
+    if address is None or address.startswith(_HERE):
         # Without this Ray puts the machine's public address in the place of the loopback address.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    if address is None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 gives way to all else on this machine
+    else:
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")  # of 20 each warns of what the error then says
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

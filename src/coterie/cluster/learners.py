@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +18,9 @@ from coterie.types import Sample
 
 _Step: TypeAlias = tuple[tuple[Sample, ...], float]
 """Of an update: its samples, and the share of the token budget that is spent."""
+
+_SHOWS_S = 5.0
+"""So long after another worker has failed a loss may show."""
 
 
 class RemoteLearner:
@@ -118,27 +123,21 @@ class RemoteLearner:
                 continue  # ``_all`` has replaced the workers
 
     def _all(self, refs: Sequence[Any], what: str) -> Any:
-        """Return the first worker's answer once all have answered.
+        """Return the first worker's answer once all have answered; the first error of any of them ends it.
 
         Where one is lost, all are replaced: the others wait for it within a sum. ``LostError`` tells of it.
         """
-        answers: list[Any] = []
-        failures: list[RuntimeError] = []
-        for worker, ref in zip(self._workers, refs, strict=True):
-            try:
-                answers.append(worker.wait(ref, what))
-            except LostError as lost:
-                for each in self._workers:
-                    each.restart(lost)
-                self._joined = False
-                raise
-            except TrainError:
-                raise
-            except RuntimeError as error:
-                failures.append(error)  # maybe of a sum with a worker further on, which is lost: that is seen there
-        if failures:
-            raise failures[0]
-        return answers[0]
+        threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="update")
+        calls = [threads.submit(worker.wait, ref, what) for worker, ref in zip(self._workers, refs, strict=True)]
+        threads.shutdown(wait=False)
+        error = _error_of(calls)
+        if isinstance(error, LostError):
+            for worker in self._workers:
+                worker.restart(error)
+            self._joined = False
+        if error is not None:
+            raise error
+        return calls[0].result()
 
     def _again(self) -> None:
         """Bring fresh workers together, and to the state of the lost ones if there were any."""
@@ -169,3 +168,19 @@ class RemoteLearner:
             finally:
                 store.unlink(missing_ok=True)
         self._joined = True
+
+
+def _error_of(calls: Sequence[Future[Any]]) -> BaseException | None:
+    """Return what went wrong first, or ``None`` once all calls have ended well.
+
+    Over a sum with a worker that is lost the others fail, maybe before its loss shows: then the loss is returned.
+    """
+    wait(calls, return_when=FIRST_EXCEPTION)
+    end = time.monotonic() + _SHOWS_S
+    while True:
+        errors = [error for call in calls if call.done() and (error := call.exception()) is not None]
+        losses = [error for error in errors if isinstance(error, LostError)]
+        left, rest_s = [call for call in calls if not call.done()], end - time.monotonic()
+        if losses or not errors or not left or rest_s <= 0.0:
+            return next(iter(losses or errors), None)
+        wait(left, timeout=rest_s, return_when=FIRST_EXCEPTION)

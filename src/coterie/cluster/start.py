@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import torch
 from ray.cluster_utils import Cluster
+from ray.exceptions import AuthenticationError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from coterie.cluster.actors import RayActor, Tell, Watch
+from coterie.cluster.actors import RayActor, Tell, Watch, in_short
 from coterie.cluster.crew import Router
 from coterie.cluster.engines import EnginePool
 from coterie.cluster.learners import RemoteLearner
 from coterie.cluster.placement import Bundle, Layout, Pool, Seat, address_of, check_fits, local_nodes
-from coterie.cluster.workers import EngineWorker, EnvWorker, LearnerWorker
+from coterie.cluster.players import EnvWorker
+from coterie.cluster.workers import EngineWorker, LearnerWorker
 from coterie.config import Recipe
 from coterie.errors import ConfigError, TrainError
 from coterie.hardware import HardwareTable
@@ -36,7 +39,6 @@ _STORE_BYTES = 200 * 2**20
 """The least that the object store of a node started here holds."""
 _STORE_COPIES = 3
 """How many times the weights of all policies it holds: on their way, the last version, and the one before."""
-_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -57,33 +59,78 @@ def connected(hardware: HardwareTable, layout: Layout, store_bytes: int) -> Iter
     """Yield the address of the cluster that this process is connected to; see ``hardware.address``.
 
     ``entry.prepare`` has set what Ray reads from the environment. A cluster that is started here is reached from this
-    machine only.
+    machine only, and ends with the block. ``ConfigError`` where there is none, or it will not have this process.
     """
+    logging.getLogger("ray").setLevel(logging.WARNING)
     address = address_of(hardware)
-    cluster = Cluster() if address is None else None
-    try:
-        if cluster is not None:
-            for node in local_nodes(hardware, layout):
-                cluster.add_node(
-                    num_cpus=int(node.cpus),
-                    num_gpus=int(node.gpus),
-                    object_store_memory=store_bytes,
-                    include_dashboard=False,
-                    node_ip_address=LOOPBACK,
-                )
-            address = cluster.address
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+    with nullcontext(address) if address is not None else started_here(hardware, layout, store_bytes) as there:
+        # Ray itself asks for a quarter of an hour whether somebody is there.
+        if not Watch(there).reachable():
             raise ConfigError(
-                f"no Ray cluster answers at {address}: {error}. Start one (docs/cluster.md), correct hardware.address, "
-                "or remove it, and a cluster is started on this machine"
-            ) from error
-        yield str(ray.get_runtime_context().gcs_address)
+                f"no Ray cluster at {there}: nothing takes connections there. Start one (docs/cluster.md), correct "
+                "hardware.address or RAY_ADDRESS, or remove it, and a cluster is started on this machine"
+            )
+        try:
+            ray.init(address=there, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+            raise refused(there, error) from error
+        try:
+            yield str(ray.get_runtime_context().gcs_address)
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def started_here(hardware: HardwareTable, layout: Layout, store_bytes: int) -> Iterator[str]:
+    """Yield the address of a cluster that is started on this machine, and ends with the block."""
+    me, cluster = psutil.Process(), Cluster()
+    others = set(me.children())
+    roots: set[psutil.Process] = set()
+    family: set[psutil.Process] = set()
+    try:
+        for node in local_nodes(hardware, layout):
+            cluster.add_node(
+                num_cpus=int(node.cpus),
+                num_gpus=int(node.gpus),
+                object_store_memory=store_bytes,
+                include_dashboard=False,
+                node_ip_address=LOOPBACK,
+            )
+        roots = set(me.children()) - others
+        family = _with_children(roots)
+        yield cluster.address
     finally:
-        ray.shutdown()
-        if cluster is not None:
-            cluster.shutdown()
+        family |= _with_children(roots)
+        cluster.shutdown()
+        # Ray leaves what a node has started to itself: it ends seconds later, and without a head minutes later.
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _with_children(roots: Iterable[psutil.Process]) -> set[psutil.Process]:
+    """Return processes and all that they have started."""
+    found = set(roots)
+    for root in roots:
+        with suppress(psutil.NoSuchProcess):
+            found.update(root.children(recursive=True))
+    return found
+
+
+def refused(address: str, error: Exception) -> ConfigError:
+    """Return what to say of a cluster that is there and will not have this process."""
+    said = str(error.__cause__ or error)  # the cause is a whole traceback
+    if isinstance(error, AuthenticationError) or "InvalidAuthToken" in said:
+        return ConfigError(
+            f"the Ray cluster at {address} wants another token than this process has. Copy ~/.ray/auth_token of its "
+            "head to this machine and set RAY_AUTH_MODE=token"
+        )
+    if "Version mismatch" in said:
+        return ConfigError(
+            f"the Ray cluster at {address} has other versions than this process; install the same on all machines. "
+            f"{said.strip()}"
+        )
+    return ConfigError(f"Ray cannot connect to the cluster at {address}: {in_short(error)}. See docs/cluster.md")
 
 
 def nodes() -> list[Bundle]:

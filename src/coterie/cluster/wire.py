@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from coterie.config import Recipe
 from coterie.engines import Completion, Request
 from coterie.env import Prompt
 from coterie.errors import EngineError
-from coterie.learner import Update
 from coterie.rollout import Limits, Play
 from coterie.team import Plan, Seating
 from coterie.types import Episode, Failure
+
+if TYPE_CHECKING:  # it imports torch, and who plays environments needs none
+    from coterie.learner import Update
 
 Answers: TypeAlias = list[tuple[Completion, ...]] | Failure
 """What came of a batch: the completions of each request, or why there are none."""
@@ -103,3 +106,8 @@ def part_of(recipe: Recipe, policies: Sequence[str]) -> Recipe:
             "team": {role: name for role, name in recipe.team.items() if name in policies},
         }
     )
+
+
+def look_in(path: Sequence[str]) -> None:
+    """Let modules be found here wherever they are found in the run's process: envs stand beside their recipe."""
+    sys.path += [entry for entry in path if entry not in sys.path]
