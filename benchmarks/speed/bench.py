@@ -44,8 +44,7 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                # Threads that wait must not take the cores from the system whose turn it is.
-                env={**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"},
             )
         self.log = log
         self.hello = self._answer()

@@ -15,6 +15,7 @@ from coterie.engines import Request, Sampling
 from coterie.engines.torch import TorchEngine
 from coterie.learner import Learner, scored_logits
 from coterie.loss import token_logprobs
+from coterie.machine import keep_freed_memory
 from coterie.models.adapters import Resident
 from coterie.models.attention import use_attention
 from coterie.models.chat import ChatRenderer
@@ -182,6 +183,7 @@ def _rows_apart(samples: list[Sample], max_tokens: int, width: int) -> list[pack
 def main() -> None:
     asked, answers = order(), channel()
     torch.set_num_threads(asked.cell.threads)
+    keep_freed_memory()
     versions = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,

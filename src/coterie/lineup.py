@@ -21,6 +21,7 @@ from coterie.env import Env, make_env
 from coterie.errors import ConfigError
 from coterie.keyed import keyed_random
 from coterie.learners import Learns, learner_of
+from coterie.machine import keep_freed_memory
 from coterie.models.adapters import Adapter, Resident
 from coterie.models.attention import use_attention
 from coterie.models.chat import ChatRenderer
@@ -216,6 +217,7 @@ def assemble(recipe: Recipe) -> Lineup:
     shared.configure(shared.SandboxSettings(slots=recipe.sandbox.slots, mode=recipe.sandbox.mode))
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
+    keep_freed_memory()
     policies: dict[str, Policy] = {}
     bases: dict[str, PreTrainedModel] = {}
     models = _load_models(recipe)

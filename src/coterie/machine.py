@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
@@ -13,6 +14,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 _STATUS = Path("/proc/self/status")
 _KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 """Of oneDNN, and of PyTorch before it; 1024 each by default. A pass over a micro-batch needs some twenty."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
+_KEPT = 2**30
+"""Bytes. Smaller allocations come from the heap, and so much may be free at its top."""
 
 
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int | None:
@@ -41,19 +46,38 @@ def peak_memory(status: Path = _STATUS) -> int | None:
     return _entry(status, "VmHWM")
 
 
+def keep_freed_memory() -> None:
+    """Let the process keep what it frees for the tensors to come, where the C library can be told to (glibc).
+
+    Otherwise every tensor above 32 MB, and the top of the heap, comes from the system anew: pages that it zeroes first
+    were a sixth of an update of SmolLM2. ``release_memory`` gives it back between phases.
+    """
+    set_option = _of_libc("mallopt")
+    if set_option is not None:
+        for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            set_option(option, _KEPT)
+
+
 def release_memory() -> None:
     """Give freed memory back to the system, where the C library can be told to (glibc).
 
-    Freed tensors below 32 MB leave holes in its heap that it keeps, and that the next phase, with tensors of other
-    sizes, does not fit into.
+    Freed tensors leave holes in its heap that it keeps, and that the next phase, with tensors of other sizes, does not
+    fit into.
     """
+    trim = _of_libc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_libc(name: str) -> Callable[..., int] | None:
+    """Return a function of the C library; ``None`` on another system, or where the library has none of this name."""
     if sys.platform != "linux":
-        return
+        return None
     try:
-        trim = ctypes.CDLL(None).malloc_trim
+        function: Callable[..., int] = ctypes.CDLL(None)[name]
     except AttributeError:  # another C library than glibc
-        return
-    trim(0)
+        return None
+    return function
 
 
 def limit_kernel_caches() -> None:
