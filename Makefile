@@ -62,7 +62,7 @@ $(VLLM_TEST_STAMP): $(VLLM_STAMP) requirements.txt pyproject.toml
 	touch $(VLLM_TEST_STAMP)
 
 test-vllm: $(VLLM_TEST_STAMP)
-	.venv-vllm/bin/python -m pytest tests/vllm
+	.venv-vllm/bin/python -m pytest tests/with_vllm
 
 bench: $(BENCH_STAMP)
 	.venv-bench/bin/python benchmarks/speed/bench.py $(BENCH)

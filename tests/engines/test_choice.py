@@ -1,4 +1,4 @@
-"""Which engine samples from which policy, as the recipe says; vLLM itself is asked in tests/vllm."""
+"""Which engine samples from which policy, as the recipe says; vLLM itself is asked in tests/with_vllm."""
 
 from __future__ import annotations
 
