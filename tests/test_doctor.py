@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,14 @@ from coterie.engines.torch import TorchEngine
 from coterie.env import Team
 from coterie.errors import ConfigError
 from coterie.lineup import Lineup, assemble, check_env_fits
-from coterie.machine import available_memory, limit_kernel_caches, peak_memory, release_memory, resident_memory
+from coterie.machine import (
+    available_memory,
+    folder_of,
+    limit_kernel_caches,
+    peak_memory,
+    release_memory,
+    resident_memory,
+)
 from coterie.models.chat import ChatRenderer
 from coterie.models.tiny import tiny_tokenizer
 from coterie.probe import Packer, Probe, take_probe, trained_ids
@@ -459,6 +468,35 @@ def test_caches_of_kernels_are_limited_unless_the_environment_says_how(monkeypat
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     limit_kernel_caches()
     assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "64")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what a process takes")
+def test_freed_memory_is_kept_when_that_is_asked_for_and_then_given_back_on_demand() -> None:
+    """64 MiB, above what the C library takes from its heap by itself, so that it would be given back at once."""
+    code = """
+from coterie.machine import keep_freed_memory, release_memory, resident_memory
+keep_freed_memory()
+before = resident_memory()
+block = bytearray(b"x") * 2**26
+del block
+kept = resident_memory() - before
+release_memory()
+print(kept // 2**20, (resident_memory() - before) // 2**20)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    kept, left = (int(word) for word in done.stdout.split())
+    assert kept >= 60
+    assert left <= 8
+
+
+def test_a_folder_is_no_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plain_folder").mkdir()
+    (tmp_path / "real_package").mkdir()
+    (tmp_path / "real_package" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert folder_of("plain_folder") is None
+    assert folder_of("real_package") == tmp_path / "real_package"
+    assert folder_of("no such name") is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what a process takes")

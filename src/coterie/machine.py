@@ -1,8 +1,9 @@
-"""What this machine has left, what this process takes of it, and how it gives back what it does not use."""
+"""What this machine has, what this process takes of its memory, and how it gives back what it does not use."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import re
 import sys
@@ -44,6 +45,15 @@ def resident_memory(status: Path = _STATUS) -> int | None:
 def peak_memory(status: Path = _STATUS) -> int | None:
     """Return the most bytes of main memory that this process has taken so far; ``None`` where it is not said."""
     return _entry(status, "VmHWM")
+
+
+def folder_of(package: str) -> Path | None:
+    """Return the folder of an installed package; ``None`` where there is none.
+
+    A folder of that name which is no package does not count: Python would import it, empty, from wherever it stands.
+    """
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def keep_freed_memory() -> None:

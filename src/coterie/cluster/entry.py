@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from coterie.cluster.placement import address_of, check_fits, layout_of, local_n
 from coterie.errors import ConfigError
 from coterie.hardware import HardwareTable
 from coterie.lineup import Lineup
+from coterie.machine import folder_of
 from coterie.types import Json
 
 _HERE = ("127.0.0.1:", "localhost:", "[::1]:")
@@ -59,7 +59,7 @@ def check_placement(lineup: Lineup) -> list[tuple[str, str, str]]:
 
 def prepare(hardware: HardwareTable) -> None:
     """Set what Ray reads from the environment when it is imported; ``ConfigError`` where it is not installed."""
-    if importlib.util.find_spec("ray") is None:
+    if folder_of("ray") is None:
         raise ConfigError(
             'hardware.backend = "ray" needs the package ray, which is not installed: pip install "coterie[ray]", or '
             'use backend = "local"'

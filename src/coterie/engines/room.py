@@ -20,7 +20,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Copy these states; there is no room yet."""
+        """Begin with these states, which stay as they are; there is no room yet."""
         super().__init__()
         self.lazy_initialization(keys, values)
         self.keys, self.values = keys, values

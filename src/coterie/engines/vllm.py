@@ -9,7 +9,6 @@ A candidate is a request of its own, since its seed is; vLLM computes the beginn
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import tempfile
 from collections import defaultdict
@@ -24,6 +23,7 @@ from transformers import PreTrainedModel
 from coterie.engines import Completion, Request, Sampling
 from coterie.engines.torch import asked, candidate_key
 from coterie.errors import ConfigError, EngineError
+from coterie.machine import folder_of
 from coterie.models.adapters import Adapter, peft_config
 from coterie.models.loading import LoadedModel, save
 from coterie.models.policy import Policy
@@ -51,7 +51,7 @@ class VllmEngine:
 
         ``ConfigError`` without vLLM, and for a policy that it cannot serve.
         """
-        if importlib.util.find_spec("vllm") is None:
+        if folder_of("vllm") is None:
             raise ConfigError(
                 'hardware.engine = "vllm" needs the package vllm, which is not installed: pip install vllm, and then '
                 'pip install "transformers>=5.24", since vLLM brings an older one (docs/numerics.md); or use '

@@ -112,16 +112,14 @@ def _chunk(blocks: Sequence[_Block]) -> Chunk:
         keys_CN[index, width - seen :] = block.columns
         hidden_CQN[index, :count, width - seen :] = block.hidden_QN
         hidden_CQN[index, count:, width - seen :] = block.hidden_QN[-1]
-    short = [block.start + len(block.hidden_QN) for block in blocks if len(block.hidden_QN) < size]
-    ends_C = torch.tensor([block.start + len(block.hidden_QN) for block in blocks], device=device)
-    starts_C = torch.tensor([block.start for block in blocks], device=device)
-    real_CQ = starts_C[:, None] + torch.arange(size, device=device) < ends_C[:, None]
+    counts_C = torch.tensor([len(block.hidden_QN) for block in blocks], device=device)
+    real_CQ = torch.arange(size, device=device) < counts_C[:, None]
     free = (~hidden_CQN.any(dim=1).any(dim=0)).nonzero().squeeze(1).tolist()
     before, after = _around(free, width)
     return Chunk(
         rows_C=torch.tensor([block.row for block in blocks], device=device),
         queries_CQ=queries_CQ,
-        real_CQ=real_CQ if short else None,
+        real_CQ=None if bool(real_CQ.all()) else real_CQ,
         keys_CN=keys_CN,
         hidden_CQM=torch.cat([hidden_CQN[..., :before], hidden_CQN[..., width - after :]], dim=-1),
         ends=(before, after),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import http.client
-import importlib.util
 import json
 import logging
 import pathlib
@@ -39,6 +38,7 @@ from transformers import modeling_gguf_pytorch_utils as gguf_reader
 from transformers.utils import logging as transformers_logging
 
 from coterie.errors import ConfigError
+from coterie.machine import folder_of
 from coterie.models.chat import ChatRenderer
 from coterie.models.tiny import tiny_model, tiny_tokenizer
 
@@ -221,7 +221,7 @@ def _place(source: str) -> tuple[str, str | None]:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ConfigError(f"model {source!r}: there is no file {path}; check the path")
-        absent = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+        absent = [name for name in ("gguf", "accelerate") if folder_of(name) is None]
         if absent:
             raise ConfigError(f"model {source!r}: reading GGUF needs {absent}; pip install 'coterie[gguf]'")
         return str(path.parent), path.name
@@ -237,13 +237,13 @@ def _place(source: str) -> tuple[str, str | None]:
 
 
 def _packaged(name: str) -> pathlib.Path:
-    spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    if spec is None or spec.origin is None:
+    folder = folder_of(name)
+    if folder is None:
         raise ConfigError(f"model 'package:{name}': no package {name!r} is installed; pip install it")
-    files = sorted(pathlib.Path(spec.origin).parent.rglob("*.gguf"))
+    files = sorted(folder.rglob("*.gguf"))
     if len(files) != 1:
         raise ConfigError(
-            f"model 'package:{name}': expected one .gguf file in {pathlib.Path(spec.origin).parent}, "
+            f"model 'package:{name}': expected one .gguf file in {folder}, "
             f"found {[file.name for file in files]}; give the path of the file"
         )
     return files[0]
