@@ -100,6 +100,20 @@ def test_a_tree_draws_k_candidates_from_one_prompt_scores_all_and_plays_the_best
     assert failures == []
 
 
+def test_candidates_that_say_the_same_are_scored_once_and_all_get_the_score() -> None:
+    scored: list[str] = []
+
+    def score(text: str) -> Scored[str]:
+        scored.append(text)
+        return Scored(Reward({"no": 0.25, "yes": 0.75}[text]), f"after {text}")
+
+    live, _, _ = team(lambda request: ["no", "yes", "no", "yes"])
+    played = asyncio.run(live.act("a", "question", score=score))
+    assert scored == ["no", "yes"]
+    assert [turn.reward.team for turn in live.turns if turn.reward] == [0.25, 0.75, 0.25, 0.75]
+    assert (played.result, sorted(played.others)) == ("after yes", ["after no", "after no", "after yes"])
+
+
 def test_the_choice_uses_alpha_times_team_plus_local() -> None:
     rewards = {"0": Reward(1.0, 0.0), "1": Reward(0.0, 0.6)}
     for alpha, best in ((1.0, "0"), (0.5, "1")):

@@ -1,6 +1,6 @@
 """Speed against ``transformers.generate``, vLLM and TRL, on the same work: make bench, make bench-vllm.
 
-    python benchmarks/speed/bench.py [--all] [--only SUBSTRING ...] [--repeats 3] [--threads 2] [--scale 1]
+    python benchmarks/speed/bench.py [--all] [--only SUBSTRING ...] [--repeats 3] [--threads 2]
         [--vllm-python .venv-vllm/bin/python] [--out benchmarks/results/speed]
 
 Every system runs in a process of its own. Repeats are interleaved (A B A B), so that a machine that slows down slows
@@ -27,8 +27,10 @@ from plan import PROGRAMS, Task, grid, must_show, settings_of
 from table import write_table
 
 HERE = Path(__file__).parent
-TUNED_PROMPTS = 4
-"""Settings of a system are compared on so many prompts of a cell."""
+TUNED_ROWS = 16
+"""Settings of a system are compared on so many samples of a cell, or on one prompt's."""
+NEAR = 1.3
+"""Settings that took so many times the fastest one's first run are not run again."""
 
 
 class Process:
@@ -70,19 +72,34 @@ class Process:
 
 
 def tuned(python: str, system: str, asked: Cell, log: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the settings with which a system is fastest on a part of the cell, and what every one took."""
-    part = replace(asked, prompts=min(asked.prompts, TUNED_PROMPTS * asked.policies))
+    """Return the settings with which a system is fastest on a part of the cell, and what every one took.
+
+    Each runs once, and once more where that was near the fastest: the first run warms up.
+    """
+    prompts = max(1, TUNED_ROWS // asked.candidates) * asked.policies
+    part = replace(asked, prompts=min(asked.prompts, prompts))
     choices = settings_of(system, part)
     if len(choices) == 1 or asked.kind == "check":
         return choices[0], []
-    tried = []
+    tried: list[dict[str, Any]] = []
     for settings in choices:
         process = Process(python, system, part, settings, log)
-        seconds = min(process.ask("run")["seconds"] for _ in range(2))
+        seconds = process.ask("run")["seconds"]
+        if seconds <= NEAR * min((one["seconds"] for one in tried), default=seconds):
+            seconds = min(seconds, process.ask("run")["seconds"])
         process.end()
         tried.append({"settings": settings, "seconds": seconds})
         print(f"    {system} {settings}: {seconds:.1f} s on {part.prompts} prompts", flush=True)
     return dict(min(tried, key=lambda one: one["seconds"])["settings"]), tried
+
+
+def known_settings(system: str, asked: Cell, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """Return what was found best for updates of a whole step's size, where that was measured: it is most of a step."""
+    update = out / f"{replace(asked, kind='update').name}.json"
+    if asked.kind != "step" or not update.exists():
+        return None
+    row = json.loads(update.read_text())["systems"].get(system)
+    return None if row is None else (row["settings"], row["tried"])
 
 
 def measure(task: Task, pythons: Mapping[str, str], repeats: int, out: Path) -> None:
@@ -101,7 +118,8 @@ def measure(task: Task, pythons: Mapping[str, str], repeats: int, out: Path) -> 
         if name in known:
             settings, tried = known[name]["settings"], known[name]["tried"]
         else:
-            settings, tried = tuned(pythons[name], name, task.cell, log)
+            found = known_settings(name, task.cell, out)
+            settings, tried = found or tuned(pythons[name], name, task.cell, log)
         processes[name] = Process(pythons[name], name, task.cell, settings, log)
         rows[name] = {"settings": settings, "tried": tried, **processes[name].hello, "runs": [], "gemm_flops": []}
     if task.cell.kind == "check":
@@ -178,7 +196,6 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", default=list(PROGRAMS), help="Coterie is always one of them")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--scale", type=int, default=1, help="divide the number of prompts by this")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--vllm-python", type=Path, default=Path(".venv-vllm/bin/python"))
     parser.add_argument("--models", type=Path, default=Path("build/speed-models"))
@@ -189,9 +206,9 @@ def main() -> None:
     if "vllm" in options.systems and options.vllm_python.exists():
         pythons["vllm"] = str(options.vllm_python.absolute())
     folder = options.models.resolve()
-    tasks = [*must_show(folder, options.threads, options.scale)]
+    tasks = [*must_show(folder, options.threads)]
     if options.all:
-        tasks += grid(folder, options.threads, options.scale)
+        tasks += grid(folder, options.threads)
     tasks = chosen(tasks, options.only)
     export_models(options.python, folder, sorted({task.cell.model for task in tasks}))
     print(json.dumps(machine()), flush=True)

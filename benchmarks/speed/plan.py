@@ -58,35 +58,33 @@ def settings_of(system: str, asked: Cell) -> list[dict[str, Any]]:
     return [s for s in every if asked.rows % int(s.get("rows", 1)) == 0] or every[:1]
 
 
-def must_show(folder: Path, threads: int, scale: int) -> Iterator[Task]:
-    """Yield what a reader wants to see first; ``scale`` divides the number of prompts, for a quick look."""
+def must_show(folder: Path, threads: int) -> Iterator[Task]:
+    """Yield what a reader wants to see first."""
 
-    def task(kind: str, alone: bool = False, **size: Any) -> Task:
-        made = cell(kind, folder, threads=threads, **size)
-        made = replace(made, prompts=max(made.policies, made.adapters, 1, made.prompts // scale))
+    def task(kind: str, prompts: int, alone: bool = False, **size: Any) -> Task:
+        made = cell(kind, folder, threads=threads, prompts=prompts, **size)
         return Task(cell=made, systems=("coterie",) if alone else _PEERS[kind])
 
-    yield task("check", dtype="float32", prompts=1, candidates=2)
-    yield task("generate")
-    yield task("update")
-    yield task("update", prompt=1024, candidates=16, new=16, prompts=4)
+    yield task("check", 1, dtype="float32", candidates=2)
+    yield task("generate", 8)
+    yield task("update", 4)
+    yield task("update", 1, prompt=1024, candidates=16, new=16)
+    yield task("step", 4)
     for k in (4, 8, 16):  # cost against K
-        yield task("update", alone=True, prompt=1024, candidates=k, new=16, prompts=8)
-        yield task("generate", alone=True, prompt=1024, candidates=k, new=16, prompts=8)
-    yield task("step", prompts=4)
+        yield task("update", 4, alone=True, prompt=1024, candidates=k, new=16)
+        yield task("generate", 4, alone=True, prompt=1024, candidates=k, new=16)
     for policies in (1, 2):
-        size = {"model": "tiny", "dtype": "float32", "prompts": 32, "prompt": 256, "new": 64}
-        yield task("step", alone=True, policies=policies, **size)
+        yield task("step", 32, alone=True, model="tiny", dtype="float32", policies=policies)
     for adapters in (1, 4):
-        yield task("step", alone=True, adapters=adapters, prompts=8)
+        yield task("step", 4, alone=True, adapters=adapters)
 
 
-def grid(folder: Path, threads: int, scale: int) -> Iterator[Task]:
+def grid(folder: Path, threads: int) -> Iterator[Task]:
     """Yield every cell: prompts x K x new tokens, both models, both precisions; then the curves."""
     sizes = product(("generate", "update"), ("tiny", "smollm2"), ("float32", "bfloat16"), (64, 256, 1024))
     for (kind, model, dtype, prompt), k, new in product(sizes, (4, 8, 16), (16, 64)):
         made = cell(kind, folder, model=model, dtype=dtype, prompt=prompt, candidates=k, new=new, threads=threads)
-        yield Task(cell=replace(made, prompts=max(1, 8 // scale)), systems=_PEERS[kind])
+        yield Task(cell=replace(made, prompts=8), systems=_PEERS[kind])
     for policies in (1, 2, 4, 8):
         made = cell("step", folder, model="tiny", dtype="float32", policies=policies, prompts=32, threads=threads)
         yield Task(cell=made, systems=("coterie",))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -39,16 +40,20 @@ def expert_draw(
     ``noise_of`` gives the noise of an answer by the id of its task and its candidate number.
     """
 
+    @cache
+    def ids_of(policy: str, text: str) -> tuple[int, ...]:  # experts say the same again and again
+        renderer = policies[policy].renderer
+        return (*renderer.text_ids(text), renderer.end_id)
+
     def draw(request: Request, expert: Expert | None) -> tuple[Completion, ...]:
         if expert is None:
             raise ConfigError(f"role {request.role!r}: the env gives no expert for it, so there is nothing to imitate")
-        renderer = policies[request.policy].renderer
         episode = request.episode
         completions = []
         for candidate in request.candidates:
             key = ("expert", episode.seed, episode.purpose, episode.step, episode.task_id, episode.index, request.act)
             text = expert(keyed_random(*key, candidate), noise_of(episode.task_id, candidate))
-            ids = (*renderer.text_ids(text), renderer.end_id)
+            ids = ids_of(request.policy, text)
             completions.append(Completion(ids=ids, logprobs=(0.0,) * len(ids), text=text, stop_reason=StopReason.END))
         return tuple(completions)
 

@@ -136,9 +136,9 @@ class LiveTeam:
         completions = _recorded(old, request) if old is not None else await self._draw(request, expert)
         self._scoring(+1)
         try:
-            verdicts = await asyncio.gather(*(self._judge(score, request, one.text) for one in completions))
+            verdicts = await self._judge_all(score, request, [one.text for one in completions])
             tried = [turn.text for turn in self._tried if turn.act == act] if old is not None else []
-            beside = await asyncio.gather(*(self._judge(score, request, text) for text in tried))
+            beside = await self._judge_all(score, request, tried)
         finally:
             self._scoring(-1)
         numbers = request.candidates if old is None else (old.candidate,)
@@ -219,6 +219,13 @@ class LiveTeam:
             "prompt": f"prompt={stable_hash(*request.prompt_ids):016x}",
         }
         return "/".join(parts + [values[name] for name in self._plan.group_by])
+
+    async def _judge_all(self, score: Score[Any] | None, request: Request, texts: Sequence[str]) -> list[_Verdict]:
+        """Return the score of every text. A score is a function of state and text, so equal texts are scored once."""
+        distinct = list(dict.fromkeys(texts))
+        verdicts = await asyncio.gather(*(self._judge(score, request, text) for text in distinct))
+        by_text = dict(zip(distinct, verdicts, strict=True))
+        return [by_text[text] for text in texts]
 
     async def _judge(self, score: Score[Any] | None, request: Request, text: str) -> _Verdict:
         """Return one candidate's score; a scorer that raises is tried again, then recorded as a missing verdict."""
