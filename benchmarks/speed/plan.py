@@ -22,7 +22,7 @@ class Task:
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "coterie": [{}],
     "coterie-unshared": [{"shared": False}],
-    "transformers": [{"dtype": d, "rows": r} for d, r in product(("bfloat16", "float32"), (32, 128))],
+    "transformers": [{"dtype": d, "rows": r} for d, r in product(("bfloat16", "float32"), (64, 16))],
     "trl": [
         {"dtype": dtype, "bf16": bf16, "rows": rows}
         for (dtype, bf16), rows in product(
