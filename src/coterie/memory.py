@@ -26,7 +26,7 @@ _STEPS = 3
 def measure(lineup: Lineup, tell: Callable[[str], None]) -> dict[str, int]:
     """Return the peak bytes of this process up to the end of each phase that raised it; the last is the run's peak.
 
-    Runs what a run begins with: the warm start for two steps, the first evaluation, three whole training steps and a
+    Runs what a run begins with: the warm start for two steps, the first evaluations, three whole training steps and a
     checkpoint. The lineup is of no use afterwards. ``tell`` hears which phase begins. Memory of devices is not in it.
     Raises ``ConfigError`` where other processes do the work, or the system does not say what this one takes.
     """
@@ -56,8 +56,8 @@ def measure(lineup: Lineup, tell: Callable[[str], None]) -> dict[str, int]:
         run = Run(replace(lineup, recipe=short), Path(folder), recorder, silent)
         tell("warm start" if warm else "learners")
         run.warm_start()
-        tell(f"evaluation of {recipe.eval.final_tasks} tasks")
-        run.owed = ["before"]
+        tell(f"evaluations of {recipe.eval.final_tasks} tasks")
+        run.owed = ["before", "before_greedy"]
         run.pay()
         tell("training steps")
         run.train()

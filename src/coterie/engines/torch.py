@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 from coterie.engines import Completion, Request
+from coterie.engines.packed import PackedWeights
 from coterie.engines.prefill import can_go_on, prefill, routed
 from coterie.engines.prefix import PrefixCache, Prompt
 from coterie.engines.room import Room
@@ -133,10 +135,14 @@ class TorchEngine:
         self._policies = dict(policies)
         self._kept: PrefixCache | None = None
         self._kept_of: dict[str, int] = {}
+        self._packed: dict[int, PackedWeights] = {}
         self._goes_on: dict[int, bool] = {}
 
     def remembering(self) -> TorchEngine:
-        """Return this engine with a memory: prompts go on from what it has computed of earlier ones, same weights."""
+        """Return this engine with a memory: prompts go on from what it has computed of earlier ones, same weights.
+
+        It has a copy of bfloat16 weights too, laid out for its products. No weight may change without a new version.
+        """
         engine = TorchEngine(self._policies)
         engine._kept, engine._goes_on = PrefixCache(), self._goes_on
         return engine
@@ -157,7 +163,8 @@ class TorchEngine:
                 chosen = [requests[index] for index in chunk]
                 policies = [self._policies[request.policy] for request in chosen]
                 batch = _Batch(policies, chosen, kept if self._can_go_on(policies[0].model) else None)
-                results.update(zip(chunk, batch.run(), strict=True))
+                with self._weights(policies[0].model):
+                    results.update(zip(chunk, batch.run(), strict=True))
         return [results[index] for index in range(len(requests))]
 
     def _prefixes(self) -> PrefixCache:
@@ -168,7 +175,16 @@ class TorchEngine:
         if versions != self._kept_of:
             # A version is part of what states are found by, so none would be used; but they would take memory.
             self._kept, self._kept_of = PrefixCache(), versions
+            self._packed = {}
         return self._kept
+
+    def _weights(self, model: PreTrainedModel) -> AbstractContextManager[None]:
+        """Return a context in which a model's weights are laid out for products, if this engine has a memory."""
+        if self._kept is None:
+            return nullcontext()
+        if id(model) not in self._packed:
+            self._packed[id(model)] = PackedWeights(model)
+        return self._packed[id(model)].used()
 
     def _can_go_on(self, model: PreTrainedModel) -> bool:
         """Return whether prompts of a model may go on from known beginnings; say once if not."""
