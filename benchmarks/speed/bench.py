@@ -27,8 +27,8 @@ from plan import PROGRAMS, Task, grid, must_show, settings_of
 from table import write_table
 
 HERE = Path(__file__).parent
-TUNED_ROWS = {"generate": 64}
-"""Settings of a system are compared on so many samples of a cell, or on one prompt's; 16 of the other kinds."""
+TUNED_ROWS = {"generate": 64, "update": 16, "step": 16}
+"""Settings of a system are compared on so many samples of a cell, or on one prompt's."""
 NEAR = 1.3
 """Settings that took so many times the fastest one's first run are not run again."""
 
@@ -76,10 +76,12 @@ def tuned(python: str, system: str, asked: Cell, log: Path) -> tuple[dict[str, A
 
     Each runs once, and once more where that was near the fastest: the first run warms up.
     """
-    prompts = max(1, TUNED_ROWS.get(asked.kind, 16) // asked.candidates) * asked.policies
+    if asked.kind == "check":
+        return settings_of(system, asked)[0], []
+    prompts = max(1, TUNED_ROWS[asked.kind] // asked.candidates) * asked.policies
     part = replace(asked, prompts=min(asked.prompts, prompts))
     choices = settings_of(system, part)
-    if len(choices) == 1 or asked.kind == "check":
+    if len(choices) == 1:
         return choices[0], []
     tried: list[dict[str, Any]] = []
     for settings in choices:

@@ -7,7 +7,7 @@ import torch
 from coterie.engines import Completion, Request
 from coterie.engines.packed import PackedWeights
 from coterie.engines.torch import TorchEngine
-from learning_toys import llama, policy_of, request
+from learning_toys import llama, lora_team, policy_of, request, stirred
 
 SUPPORTED = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -57,3 +57,14 @@ def test_new_weights_of_a_new_version_are_laid_out_anew() -> None:
     after = drawn(remembering, 1)
     assert after == drawn(TorchEngine({"main": policy}), 1)
     assert after != before
+
+
+def test_adapters_beside_weights_that_are_laid_out_change_what_is_drawn_each_for_its_own_policy() -> None:
+    team = lora_team(llama().bfloat16(), "tool", "planner")
+    for number, name in enumerate(("tool", "planner")):
+        stirred(team[name], number)
+    asked = [request([3, 4, 5, 6], candidates=3, max_tokens=6, policy=name) for name in team]
+    engine = TorchEngine(team)
+    remembered = engine.remembering().generate(asked)
+    assert remembered == engine.generate(asked)
+    assert len(set(remembered)) == 3
