@@ -1,7 +1,7 @@
 """The demo over seeds, and its control: the same minutes spent on more warm start instead of reinforcement learning.
 
     python benchmarks/demo.py --out benchmarks/results/demo --seeds 0 1 2 [--recipe plan_path-tiny] [--threads 2]
-        [--no-control] [--runs runs/study]
+        [--no-control] [--runs runs/study] [--set KEY=VALUE ...]
 
 Writes one JSON file per run as soon as it exists, and ``table.md`` over all that are there. A run that has its file is
 not made again, so the study can be stopped and continued.
@@ -74,10 +74,12 @@ def run(raw: Mapping[str, Any], name: str, out: Path, runs: Path | None) -> dict
     return summary
 
 
-def study(recipe: str, seeds: list[int], threads: int, out: Path, control: bool, runs: Path | None) -> None:
+def study(
+    recipe: str, settings: list[str], seeds: list[int], threads: int, out: Path, control: bool, runs: Path | None
+) -> None:
     """Make every run that is missing."""
     out.mkdir(parents=True, exist_ok=True)
-    base = dump_recipe(read_recipe(shipped_recipe(recipe)))
+    base = dump_recipe(read_recipe(shipped_recipe(recipe), settings))
     for seed in seeds:
         raw = override(base, [f"seed={seed}", f"train.threads={threads}"])
         path = out / f"{recipe}-seed{seed}.json"
@@ -143,8 +145,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/demo"))
     parser.add_argument("--no-control", action="store_true")
     parser.add_argument("--runs", type=Path, default=None, help="keep the run folders here")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="another recipe: use another --out"
+    )
     options = parser.parse_args()
-    study(options.recipe, options.seeds, options.threads, options.out, not options.no_control, options.runs)
+    study(
+        options.recipe,
+        options.set,
+        options.seeds,
+        options.threads,
+        options.out,
+        not options.no_control,
+        options.runs,
+    )
 
 
 if __name__ == "__main__":

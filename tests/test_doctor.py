@@ -27,6 +27,7 @@ from coterie.machine import (
     available_memory,
     folder_of,
     limit_kernel_caches,
+    multiplies_bfloat16,
     peak_memory,
     release_memory,
     resident_memory,
@@ -442,6 +443,22 @@ def test_weighted_ids_are_read_per_sample() -> None:
 
 
 # ---- the machine, and the command -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "fast"),
+    [
+        ("processor : 0\nflags\t\t: fpu avx512f avx512_bf16 rdpid\n", True),
+        ("flags : fpu amx_bf16\n", True),
+        ("Features : fp asimd bf16\n", True),
+        ("flags : fpu avx2 avx512f avx512bw\nbugs : bf16\n", False),
+        ("", False),
+    ],
+)
+def test_a_processor_multiplies_bfloat16_where_its_flags_say_so(tmp_path: Path, text: str, fast: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert multiplies_bfloat16(tmp_path / "cpuinfo") is fast
+    assert not multiplies_bfloat16(tmp_path / "none")
 
 
 def test_memory_that_is_left_is_the_smaller_of_the_machines_and_the_containers(tmp_path: Path) -> None:

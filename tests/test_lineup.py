@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel, PreTrainedModel
 
+from coterie import lineup, policy_tables
 from coterie.errors import ConfigError
 from coterie.lineup import Lineup, assemble, check_env_fits
 from coterie.policy_tables import PolicyTable
@@ -126,3 +127,28 @@ def test_the_seats_of_a_step_follow_the_plan() -> None:
     assert trained(step=0) == ["first", "second"], "b waits, frozen never learns"
     assert trained(step=1) == trained() == ["first", "second", "third"]
     assert trained(temperature=1.0) == trained(temperature=1.0, step=1) == []
+
+
+@pytest.mark.parametrize(("fast", "precision"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_settled_where_the_recipe_is_read(monkeypatch: pytest.MonkeyPatch, fast: bool, precision: str) -> None:
+    monkeypatch.setattr(policy_tables, "multiplies_bfloat16", lambda: fast)
+    recipe = toy_recipe("train.precision=auto", "policies.main.dtype=auto")
+    assert (recipe.train.precision, recipe.policies["main"].dtype) == (precision, precision)
+
+
+@pytest.mark.parametrize(
+    ("fast", "setting", "warned"),
+    [
+        (False, "train.precision=bfloat16", "train.precision = 'bfloat16'"),
+        (False, "policies.main.dtype=bfloat16", "policies.main.dtype = 'bfloat16'"),
+        (False, "train.precision=float32", ""),
+        (True, "train.precision=bfloat16", ""),
+    ],
+)
+def test_bfloat16_without_instructions_for_it_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fast: bool, setting: str, warned: str
+) -> None:
+    monkeypatch.setattr(lineup, "multiplies_bfloat16", lambda: fast)
+    assemble(toy_recipe(setting))
+    assert bool(caplog.text) == bool(warned)
+    assert warned in caplog.text

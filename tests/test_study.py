@@ -61,6 +61,7 @@ name = "joined"
 [variants.set]
 policies.main.model = "variant:tree#main"
 """
+OTHER = VARIANTS + '[[variants]]\nname = "other"\nagainst = "tree"\nset = {credit.alpha = 0.5}\n'
 SAME = '[[variants]]\nname = "x"\nset = {credit.alpha = 1.0}\n'
 Write = Callable[..., Study]
 
@@ -109,6 +110,8 @@ def make(study: Study, run: PlannedRun) -> None:
         (HEAD + VARIANTS + '[[variants]]\nname = "a/b"\n', r"variants\.2\.name"),
         (HEAD + VARIANTS + '[[variants]]\nname = "too"\n', r"'tree' and 'too' are one and the same recipe"),
         ('baseline = "none"\n' + HEAD + VARIANTS, r"baseline = 'none': there is no such variant"),
+        (HEAD + OTHER.replace('against = "tree"', 'against = "none"'), r"other: against = 'none': there is no such variant"),
+        (HEAD + OTHER.replace('against = "tree"', 'against = "other"'), r"'other' is compared with itself"),
         (HEAD + VARIANTS + '[[variants]]\nname = "x"\nset = {train.steps = 3}\n', r"'x' sets train\.steps, which is"),
         (HEAD + VARIANTS + '[[variants]]\nname = "x"\nset = {eval.tasks = 3}\n', r"'x' sets eval\.tasks, which is"),
         (HEAD + VARIANTS + SAME, r"'x': credit\.alpha=1\.0 does nothing"),
@@ -265,6 +268,19 @@ def test_the_studies_are_there() -> None:
     assert {path.stem for path in STUDIES} == wanted
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("main-shared", "grouping", "rewards", "knobs"), ("main-split", "specialisation")],
+    ids=["shared", "split"],
+)
+def test_studies_of_one_game_have_their_runs_in_common(names: tuple[str, ...], tmp_path: Path) -> None:
+    seen: dict[str, object] = {}
+    found = [read_study(path, tmp_path) for path in STUDIES if path.stem in names]
+    for run in [run for study in found for run in study.runs]:
+        assert seen.setdefault(run.name, dump_recipe(run.recipe)) == dump_recipe(run.recipe)
+    assert len(seen) < sum(len(study.runs) for study in found)
+
+
 # ---- what comes out ----
 
 
@@ -293,6 +309,12 @@ def test_every_number_of_the_results_is_that_of_a_runs_summary(written: Write) -
     table = (study.folder / "table.md").read_text()
     assert table == study_table(numbers)
     assert f"| tree | 2 | {tree['success']:.3f} |" in table
+    assert f"| flat | tree | {100 * against['difference']:+.1f} |" in table
+
+
+def test_a_variant_names_what_it_is_compared_with(written: Write) -> None:
+    study = written(HEAD + OTHER.replace('"tree"\nset', '"flat"\nset'))
+    assert study.compared == (("flat", "tree"), ("other", "flat"))
 
 
 def test_runs_that_are_not_finished_are_named_and_stand_for_nothing(written: Write) -> None:

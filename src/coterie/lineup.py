@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from coterie.env import Env, make_env
 from coterie.errors import ConfigError
 from coterie.keyed import keyed_random
 from coterie.learners import Learns, learner_of
-from coterie.machine import keep_freed_memory
+from coterie.machine import keep_freed_memory, multiplies_bfloat16
 from coterie.models.adapters import Adapter, Resident
 from coterie.models.attention import use_attention
 from coterie.models.chat import ChatRenderer
@@ -34,6 +35,8 @@ from coterie.team import Plan, Seating
 from coterie.tensors import restore_tensors, save_tensors
 from coterie.trained import RESIDENT, load_model
 from coterie.types import Task
+
+_log = logging.getLogger(__name__)
 
 
 class Elsewhere(Crew, Protocol):
@@ -218,6 +221,7 @@ def assemble(recipe: Recipe) -> Lineup:
     if recipe.train.threads is not None:
         torch.set_num_threads(recipe.train.threads)
     keep_freed_memory()
+    _warn_of_emulation(recipe)
     policies: dict[str, Policy] = {}
     bases: dict[str, PreTrainedModel] = {}
     models = _load_models(recipe)
@@ -358,3 +362,15 @@ class TaskStream:
         order = list(range(self._size))
         keyed_random(self._seed, "epoch", self._split, place // self._size).shuffle(order)
         return order[place % self._size]
+
+
+def _warn_of_emulation(recipe: Recipe) -> None:
+    """Say so where a processor without instructions for bfloat16 is to compute in it."""
+    where = [f"policies.{name}.dtype" for name, table in recipe.policies.items() if table.dtype == "bfloat16"]
+    where += ["train.precision"] if recipe.train.precision == "bfloat16" else []
+    if where and not recipe.hardware.update_gpus and not multiplies_bfloat16():
+        _log.warning(
+            "%s = 'bfloat16', and this processor has no instructions for it: a product takes as long as hundreds in "
+            "float32. Set 'auto' or 'float32'",
+            where[0],
+        )

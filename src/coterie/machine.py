@@ -13,6 +13,9 @@ from pathlib import Path
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 _STATUS = Path("/proc/self/status")
+_CPUINFO = Path("/proc/cpuinfo")
+_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""What /proc/cpuinfo calls instructions that multiply bfloat16, on x86 and on ARM."""
 _KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 """Of oneDNN, and of PyTorch before it; 1024 each by default. A pass over a micro-batch needs some twenty."""
 
@@ -45,6 +48,18 @@ def resident_memory(status: Path = _STATUS) -> int | None:
 def peak_memory(status: Path = _STATUS) -> int | None:
     """Return the most bytes of main memory that this process has taken so far; ``None`` where it is not said."""
     return _entry(status, "VmHWM")
+
+
+def multiplies_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
+    """Return whether the processor has instructions for products of bfloat16, as far as the system says.
+
+    Without them a product takes as long as hundreds in float32.
+    """
+    if not cpuinfo.is_file():
+        return False
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    flags = re.findall(r"^(?:flags|Features)\s*:(.*)$", text, flags=re.MULTILINE)
+    return any(_BFLOAT16 & set(line.split()) for line in flags)
 
 
 def folder_of(package: str) -> Path | None:

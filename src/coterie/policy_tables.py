@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from coterie.machine import multiplies_bfloat16
 
 Positive = Annotated[int, Field(ge=1)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+def _settled(precision: object) -> object:
+    if precision == "auto":
+        return "bfloat16" if multiplies_bfloat16() else "float32"
+    return precision
+
+
+Precision = Annotated[Literal["float32", "bfloat16"], BeforeValidator(_settled)]
+"""As written, ``auto`` too; as read, one of the two."""
 
 
 class Table(BaseModel):
@@ -72,7 +84,8 @@ class PolicyTable(Table):
     """Train in the first so many steps only; ``None``: in all."""
     gradient_checkpointing: bool = False
     """The learner computes activations a second time instead of keeping them: less memory, more time."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Precision = "float32"
+    """Of the weights; ``auto`` as for ``train.precision``."""
     context: Positive | None = None
     """Upper limit of prompt plus completion, in tokens; ``None`` means the model's own."""
     template: str | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from coterie.policy_tables import NonNegative, Positive, Table
+from coterie.policy_tables import NonNegative, Positive, Precision, Table
 
 GroupKey = Literal["task", "role", "round", "prompt"]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -82,8 +82,10 @@ class TrainTable(Table):
     refill: Annotated[int, Field(ge=0)] = 0
     """How many fresh tasks may replace tasks of a step whose peer sets are all flat."""
     micro_batch_tokens: Positive = 16384
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """``bfloat16`` runs the learner's passes under autocast; weights and optimiser state keep their dtype."""
+    precision: Precision = "float32"
+    """``bfloat16`` runs the learner's passes under autocast; weights and optimiser state keep their dtype. ``auto`` is
+    the one of the two in which the processor is fast, chosen where the recipe is read: a run keeps what it began with.
+    """
     retries: Annotated[int, Field(ge=0)] = 2
     max_failed_fraction: Fraction = 0.2
     max_skipped_updates: Positive = 5

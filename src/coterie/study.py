@@ -58,6 +58,8 @@ class Variant(Table):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
     recipe: str | None = None
     """Another recipe to start from; ``None``: the study's."""
+    against: str | None = None
+    """The variant that it is compared with in the table; ``None``: the study's baseline."""
     set: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -84,8 +86,13 @@ class StudyFile(Table):
             twice = [value for value in values if values.count(value) > 1]
             if twice:
                 raise ValueError(f"{what}: {twice[0]!r} is there twice; runs are told apart by variant and seed")
-        if self.baseline is not None and self.baseline not in names:
-            raise ValueError(f"baseline = {self.baseline!r}: there is no such variant; known are {names}")
+        compared = [("baseline", self.baseline), *((f"{v.name}: against", v.against) for v in self.variants)]
+        for what, name in compared:
+            if name is not None and name not in names:
+                raise ValueError(f"{what} = {name!r}: there is no such variant; known are {names}")
+        own = [variant.name for variant in self.variants if variant.against == variant.name]
+        if own:
+            raise ValueError(f"variant {own[0]!r} is compared with itself; name another in against, or leave it out")
         return self
 
 
@@ -132,6 +139,12 @@ class Study:
     def baseline(self) -> str:
         """The variant that the others are compared with."""
         return self.file.baseline or self.file.variants[0].name
+
+    @property
+    def compared(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of variants: one, and the one that the table compares it with."""
+        pairs = ((variant.name, variant.against or self.baseline) for variant in self.file.variants)
+        return tuple((name, other) for name, other in pairs if name != other)
 
     def run_dir(self, run: PlannedRun) -> Path:
         """Return the folder of a run."""

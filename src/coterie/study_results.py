@@ -69,7 +69,7 @@ def write_results(study: Study) -> dict[str, Json]:
             "plays": table.plays,
             "temperature": table.temperature,
         },
-        "baseline": study.baseline,
+        "compared": [list(pair) for pair in study.compared],
         "runs": [_run_row(result) for result in results],
         "missing": [run.name for run, result in zip(study.runs, found, strict=True) if result is None],
         "variants": [_variant_row(name, own) for name, own in by_variant.items()],
@@ -93,9 +93,11 @@ def study_table(numbers: Mapping[str, Json]) -> str:
         f"{evaluation['tasks']} tasks of {evaluation['split']}, {evaluation['plays']} plays each at temperature "
         f"{evaluation['temperature']:g}; {numbers['budget_tokens']:,} generated tokens of training for each run."
     )
-    differences = [row for row in _rows(numbers, "differences") if row["against"] == numbers["baseline"]]
+    found = {(str(row["variant"]), str(row["against"])): row for row in _rows(numbers, "differences")}
+    pairs = [(str(one), str(other)) for one, other in map(_list, _list(numbers["compared"]))]
+    differences = [found[pair] for pair in pairs if pair in found]
     lines = [how, "", *_variant_lines(_rows(numbers, "variants")), ""]
-    lines += [f"Against {numbers['baseline']}, in percentage points, paired by task and seed:", ""]
+    lines += ["Differences in percentage points, paired by task and seed:", ""]
     lines += _difference_lines(differences)
     missing = _list(numbers["missing"])
     if missing:
@@ -245,11 +247,20 @@ def _variant_lines(rows: Sequence[Mapping[str, Json]]) -> list[str]:
 
 
 def _difference_lines(rows: Sequence[Mapping[str, Json]]) -> list[str]:
-    head = ["variant", "difference", "95% over tasks", "95% over tasks and seeds", "by seed", "tasks that differ"]
+    head = [
+        "variant",
+        "against",
+        "difference",
+        "95% over tasks",
+        "95% over tasks and seeds",
+        "by seed",
+        "tasks that differ",
+    ]
     lines = [_line(head), _line(["---"] * len(head))]
     for row in rows:
         cells = [
             str(row["variant"]),
+            str(row["against"]),
             _points(row["difference"]),
             _points_interval(row["ci95_tasks"]),
             _points_interval(row["ci95_tasks_and_seeds"]),
