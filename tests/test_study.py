@@ -133,6 +133,13 @@ def test_what_cannot_work_is_refused_before_anything_starts(written: Write, text
         written(text)
 
 
+def test_without_validations_the_validation_split_is_one_that_nothing_was_tuned_on(written: Write) -> None:
+    study = written(
+        HEAD.replace("plays = 2", 'split = "validation"').replace("validations = 2", "validations = 0") + VARIANTS
+    )
+    assert {run.recipe.eval.final_split for run in study.runs} == {"validation"}
+
+
 def test_trained_policies_do_not_learn_from_experts_again(written: Write) -> None:
     with pytest.raises(ConfigError, match=r"'variant:tree#main' is trained already; remove the warm start"):
         written(HEAD + VARIANTS + JOINED, recipe=WARM)
@@ -257,6 +264,7 @@ def test_the_studies_are_there() -> None:
     wanted = {
         "main-shared",
         "main-split",
+        "tuning",
         "sokoban",
         "sudoku",
         "grouping",

@@ -390,7 +390,7 @@ def _check_variants_differ(runs: Sequence[PlannedRun], path: Path) -> None:
 
 
 def _check_split(file: StudyFile, runs: Sequence[PlannedRun], path: Path) -> None:
-    used = {"train", *(run.recipe.eval.split for run in runs)}
+    used = {"train", *(run.recipe.eval.split for run in runs if run.recipe.eval.validates)}
     if file.eval.split in used:
         raise ConfigError(
             f"{path}: eval.split = {file.eval.split!r} is played while training ({sorted(used)}); the final "
