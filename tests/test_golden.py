@@ -1,7 +1,8 @@
 """Golden runs: three steps whose numbers are written down, so that no change of them goes unnoticed.
 
 After a change that is meant to change them: ``COTERIE_UPDATE_GOLDEN=1 python -m pytest tests/test_golden.py``, and say
-in the commit why the numbers changed. Compared to 1e-6, since processors differ in the last bits.
+in the commit why the numbers changed. Compared to 1e-6, since processors differ in the last bits; but the share of
+weights that a step changed is a count of last bits itself, and is compared to 1e-3.
 """
 
 from __future__ import annotations
@@ -54,12 +55,15 @@ def test_three_steps_give_the_numbers_that_are_written_down(name: str, tmp_path:
         atomic_write_json(path, found)
     expected, seen = flat(json.loads(path.read_text())), flat(found)
     assert seen.keys() == expected.keys()
-    far = {
-        place: (value, seen[place])
-        for place, value in expected.items()
-        if seen[place] != (pytest.approx(value, rel=1e-6, abs=1e-6) if isinstance(value, float) else value)
-    }
+    far = {place: (value, seen[place]) for place, value in expected.items() if seen[place] != close(place, value)}
     assert far == {}
+
+
+def close(place: str, value: Any) -> Any:
+    """Return what a number may be: the one that is written down, as far as processors agree on it."""
+    if not isinstance(value, float):
+        return value
+    return pytest.approx(value, rel=1e-6, abs=1e-3 if place.endswith("/changed") else 1e-6)
 
 
 def test_every_golden_file_belongs_to_a_run() -> None:

@@ -88,6 +88,17 @@ class Recipe(Table):
         unknown = sorted(set(self.sampling.roles) - set(self.team))
         if unknown:
             raise ValueError(f"sampling.roles.{unknown[0]}: no such role in [team]; known are {sorted(self.team)}")
+        for role, own in self.sampling.roles.items():
+            if own.lookahead is not None and self.sampling.mode != "tree":
+                raise ValueError(
+                    f"sampling.roles.{role}.lookahead: it says what the candidates of an act are worth, and in a chain "
+                    'there is one; remove it or set sampling.mode = "tree"'
+                )
+            if own.lookahead is not None and self.team[role] not in self.trained_policies:
+                raise ValueError(
+                    f"sampling.roles.{role}.lookahead: policy {self.team[role]!r} is frozen and draws one candidate; "
+                    "remove it or train the policy"
+                )
         if self.sampling.num_candidates == 1 and self.trained_policies:
             raise ValueError(
                 "sampling.num_candidates = 1: a baseline needs at least 2 candidates to compare; "

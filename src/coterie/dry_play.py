@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from coterie.batcher import ExpertDraw
 from coterie.engines import Completion, Request
 from coterie.env import Expert
 from coterie.errors import ConfigError
 from coterie.lineup import Lineup
 from coterie.models.policy import Policy
-from coterie.rollout import ExpertDraw, Limits, no_check, plays_of
+from coterie.rollout import Limits, no_check, plays_of
 from coterie.team import ContextOverflowError
 from coterie.types import StopReason
 

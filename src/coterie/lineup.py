@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from coterie.batcher import ExpertDraw
 from coterie.config import Recipe
 from coterie.credit import CreditRule
 from coterie.engines import Engine, Sampling
@@ -28,7 +29,7 @@ from coterie.models.attention import use_attention
 from coterie.models.chat import ChatRenderer
 from coterie.models.loading import LoadedModel
 from coterie.models.policy import Policy
-from coterie.rollout import Crew, Event, ExpertDraw, Limits, Rollout
+from coterie.rollout import Crew, Event, Limits, Rollout
 from coterie.run_tables import EnvTable
 from coterie.sandbox import shared
 from coterie.team import Plan, Seating
@@ -96,6 +97,7 @@ class Lineup:
                     stop=stop,
                 ),
                 trainable=temperature is None and trains,
+                lookahead=(own.lookahead or 0) if own is not None and temperature is None and trains else 0,
             )
         return seats
 
@@ -196,11 +198,14 @@ def check_env_fits(recipe: Recipe) -> Recipe:
         )
     if recipe.sampling.mode == "tree":
         for role, policy in recipe.team.items():
-            if recipe.policies[policy].train != "frozen" and not env.scores(role):
+            own = recipe.sampling.roles.get(role)
+            scored = env.scores(role) or (own is not None and own.lookahead is not None)
+            if recipe.policies[policy].train != "frozen" and not scored:
                 able = [name for name in roles if env.scores(name)]
                 raise ConfigError(
                     f"sampling.mode = 'tree', but env {recipe.env.name!r} cannot score candidates of role {role!r} at "
-                    f"once (it can: {able}). Use mode = 'chain', or freeze policy {policy!r}"
+                    f"once (it can: {able}). Use mode = 'chain', sampling.roles.{role}.lookahead, or freeze policy "
+                    f"{policy!r}"
                 )
     for what, split, count in (
         ("eval.tasks", recipe.eval.split, recipe.eval.tasks),

@@ -240,6 +240,7 @@ def episode_row(episode: Episode, credits: Mapping[str, Credit]) -> dict[str, Js
         "task": episode.task.id,
         "split": episode.task.split,
         "attempts": episode.attempts,
+        **({"lookahead_tokens": episode.lookahead_tokens} if episode.lookahead_tokens else {}),
         "success": outcome.success if outcome else None,
         "team": outcome.team if outcome else None,
         "local": dict(outcome.local) if outcome else None,

@@ -1,30 +1,23 @@
-"""Plays many episodes at once on one engine: batching of acts, deadlines, retries, and the account of failures."""
+"""Plays many episodes at once on one engine: deadlines, retries, plays that go on from others, failures."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from coterie.engines import Completion, Engine, Request
-from coterie.env import Env, Expert
-from coterie.errors import ConfigError, EngineError, EnvError, TrainError, guarded
-from coterie.faults import fault_point
+from coterie.batcher import Batcher, Exchange, ExpertDraw, Guest
+from coterie.engines import Engine
+from coterie.env import Env
+from coterie.errors import ConfigError, EnvError, TrainError, guarded
+from coterie.keyed import stable_hash
 from coterie.team import ContextOverflowError, LiveTeam, Plan, Seating
 from coterie.types import Episode, EpisodeKey, Failure, Outcome, Purpose, Task, Turn
-
-_SETTLE_PASSES = 4
-"""Passes of the event loop without news after which every live episode is taken to wait: a task that awaits only acts
-and scores asks for its next act within one pass, ``asyncio.gather`` needs one more to start its children."""
 
 _REFUSALS = (ConfigError.__name__, EnvError.__name__)
 Event = Callable[[str, Mapping[str, str | int]], None]
 """``event(kind, fields)``: where retries, failures and overflows are told."""
-ExpertDraw = Callable[[Request, Expert | None], tuple[Completion, ...]]
-Exchange = Callable[[Sequence[Request]], Awaitable[list[tuple[Completion, ...]]]]
-"""``await exchange(requests)``: what ``Engine.generate`` returns, from an engine that is somewhere else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,155 +40,6 @@ class Limits:
     max_failed_fraction: float = 0.2
     retry_refused: bool = True
     """Whether a task is tried again that its env refused: a ConfigError or EnvError before the first act."""
-
-
-class _Guest:
-    """One attempt of one episode at the batcher's table."""
-
-    def __init__(self, batcher: _Batcher, deadline: asyncio.Timeout, deadline_s: float) -> None:
-        self.batcher = batcher
-        self.deadline = deadline
-        self.deadline_s = deadline_s
-        self.waiting: list[tuple[Request, asyncio.Future[tuple[Completion, ...]]]] = []
-        self.num_scoring = 0
-        self.gone = False
-
-    async def draw(self, request: Request, expert: Expert | None) -> tuple[Completion, ...]:
-        """Return the completions of a request once its batch has run; the deadline stands still meanwhile."""
-        if self.gone:
-            raise EnvError(f"act {request.act} of {request.episode.text()} came after its episode had ended")
-        if self.batcher.expert is not None:
-            return self.batcher.expert(request, expert)
-        future: asyncio.Future[tuple[Completion, ...]] = asyncio.get_running_loop().create_future()
-        self.waiting.append((request, future))
-        self._changed()
-        try:
-            return await future
-        finally:
-            # still on the list only if the env itself gave up on the act, for example by a timeout of its own
-            self.waiting = [item for item in self.waiting if item[1] is not future]
-            self._changed()
-
-    def scoring(self, change: int) -> None:
-        """Count the acts whose candidates are being scored; a batch does not run meanwhile."""
-        self.num_scoring += change
-        self._changed()
-
-    def _changed(self) -> None:
-        """Let the deadline stand still while this episode can do nothing but wait, start it anew otherwise."""
-        if self.gone or self.deadline.expired():
-            return
-        loop = asyncio.get_running_loop()
-        self.deadline.reschedule(None if self.idle else loop.time() + self.deadline_s)
-        self.batcher.news()
-
-    @property
-    def idle(self) -> bool:
-        """True when this episode can only go on after a batch."""
-        return bool(self.waiting) and self.num_scoring == 0
-
-    def leave(self) -> None:
-        """Take this attempt from the table; acts it left behind are dropped."""
-        self.gone = True
-        for _, future in self.waiting:
-            future.cancel()
-        self.waiting = []
-        self.batcher.guests.remove(self)
-        self.batcher.news()
-
-
-class _Batcher:
-    """Runs the engine when all live episodes wait, with the batch ordered by key.
-
-    So a batch depends on the episodes alone, not on timing: the deterministic clock of design section 5.
-    """
-
-    def __init__(
-        self,
-        engine: Engine | None,
-        exchange: Exchange | None,
-        before_batch: Callable[[], None],
-        expert: ExpertDraw | None,
-    ) -> None:
-        self.engine = engine
-        self.exchange = exchange
-        self.before_batch = before_batch
-        self.expert = expert
-        self.guests: list[_Guest] = []
-        self.live = 0
-        self._count = 0
-        self._changed = asyncio.Event()
-
-    def news(self) -> None:
-        """Say that an episode asked, ended, or came."""
-        self._count += 1
-        self._changed.set()
-
-    async def serve(self) -> None:
-        """Serve batches until no episode is live; raises what ``before_batch`` raises."""
-        while self.live:
-            if await self._settled():
-                await self._run()
-            else:
-                self._changed.clear()
-                await self._changed.wait()
-
-    async def _settled(self) -> bool:
-        """Return True once every live episode waits and nothing has happened for some passes of the loop."""
-        quiet, seen = 0, self._count
-        while quiet < _SETTLE_PASSES:
-            if len(self.guests) < self.live or not all(guest.idle for guest in self.guests):
-                return False
-            await asyncio.sleep(0)
-            quiet = quiet + 1 if seen == self._count else 0
-            seen = self._count
-        return True
-
-    async def _run(self) -> None:
-        """Generate for everything that waits; an engine failure goes to every act of the batch."""
-        self.before_batch()
-        batch = sorted((item for guest in self.guests for item in guest.waiting), key=lambda item: item[0].key())
-        for guest in self.guests:
-            guest.waiting = []
-        requests = [request for request, _ in batch]
-        failures: list[Failure] = []
-        results: list[tuple[Completion, ...]] = []
-        with guarded("engine", failures.append):
-            fault_point("rollout-batch", requests[0].episode.step)
-            if self.exchange is not None:
-                results = await self.exchange(requests)
-            else:
-                assert self.engine is not None
-                results = self.engine.generate(requests)
-            check_completions(requests, results)
-        for index, (_, future) in enumerate(batch):
-            if failures:
-                future.set_exception(EngineError(f"{failures[0].kind}: {failures[0].message}\n{failures[0].traceback}"))
-            else:
-                future.set_result(results[index])
-
-
-def check_completions(requests: Sequence[Request], results: Sequence[tuple[Completion, ...]]) -> None:
-    """Raise ``EngineError`` unless every request got its candidates, each with ids and finite log-probs <= 0.
-
-    A failed generation is an error, never a turn and never a stand-in end token (design: invariants 1 and 2).
-    """
-    if len(results) != len(requests):
-        raise EngineError(f"the engine answered {len(results)} of {len(requests)} requests")
-    for request, completions in zip(requests, results, strict=True):
-        name = f"act {request.act} of {request.episode.text()}"
-        if len(completions) != len(request.candidates):
-            raise EngineError(f"{name}: asked for {len(request.candidates)} candidates, got {len(completions)}")
-        for completion in completions:
-            ids, logprobs = len(completion.ids), len(completion.logprobs)
-            if ids != logprobs or ids < 1:
-                raise EngineError(
-                    f"{name}: a completion has {ids} ids and {logprobs} log-probs; expected equal and >= 1"
-                )
-            if ids > request.sampling.max_tokens:
-                raise EngineError(f"{name}: {ids} tokens came, {request.sampling.max_tokens} were allowed")
-            if not all(math.isfinite(value) and value <= 0.0 for value in completion.logprobs):
-                raise EngineError(f"{name}: log-probs must be finite and <= 0, got {min(completion.logprobs)}")
 
 
 def no_event(kind: str, fields: Mapping[str, str | int]) -> None:
@@ -262,9 +106,8 @@ class Rollout:
         if self.crew is not None and self.expert is None:
             return await self.crew.play(self, plays)
         engine = None if self.engine is None else self.engine.remembering()
-        batcher = _Batcher(engine, self.exchange, self.before_batch, self.expert)
-        batcher.live = len(plays)
-        tasks = [asyncio.create_task(self._episode(play, batcher)) for play in plays]
+        batcher = Batcher(engine, self.exchange, self.before_batch, self.expert)
+        tasks = [batcher.seat(self._episode(play, batcher)) for play in plays]
         try:
             await batcher.serve()
             return list(await asyncio.gather(*tasks))
@@ -273,34 +116,46 @@ class Rollout:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _episode(self, play: Play, batcher: _Batcher) -> Episode:
+    async def _episode(self, play: Play, batcher: Batcher) -> Episode:
         """Play one task, again from the start with a fresh env after a failure, up to the limit."""
         failures: list[Failure] = []
-        try:
-            for attempt in range(1, 2 + self.limits.retries):
-                turns, outcome = await self._attempt(play, batcher, failures.append)
-                if outcome is not None:
-                    return Episode(
-                        key=play.key, task=play.task, turns=turns, outcome=outcome, failure=None, attempts=attempt
-                    )
-                last = failures[-1]
-                error = f"{last.kind}: {last.message}"
-                about: dict[str, str | int] = {"episode": play.key.text(), "attempt": attempt, "where": last.where}
-                self.event("episode_failed", about | {"error": error, "traceback": last.traceback})
-                if not (self.limits.retry_refused or turns) and last.kind in _REFUSALS:
-                    break
-            return Episode(key=play.key, task=play.task, turns=(), outcome=None, failure=failures[-1], attempts=attempt)
-        finally:
-            batcher.live -= 1
-            batcher.news()
+        ahead = 0
+        for attempt in range(1, 2 + self.limits.retries):
+            team, outcome = await self._attempt(play, batcher, failures.append)
+            ahead += team.ahead_tokens
+            if outcome is not None:
+                return Episode(
+                    key=play.key,
+                    task=play.task,
+                    turns=tuple(sorted(team.turns, key=lambda turn: (turn.act, turn.candidate))),
+                    outcome=outcome,
+                    failure=None,
+                    attempts=attempt,
+                    lookahead_tokens=ahead,
+                )
+            last = failures[-1]
+            error = f"{last.kind}: {last.message}"
+            about: dict[str, str | int] = {"episode": play.key.text(), "attempt": attempt, "where": last.where}
+            self.event("episode_failed", about | {"error": error, "traceback": last.traceback})
+            if not (self.limits.retry_refused or team.turns) and last.kind in _REFUSALS:
+                break
+        return Episode(
+            key=play.key,
+            task=play.task,
+            turns=(),
+            outcome=None,
+            failure=failures[-1],
+            attempts=attempt,
+            lookahead_tokens=ahead,
+        )
 
     async def _attempt(
-        self, play: Play, batcher: _Batcher, record: Callable[[Failure], None]
-    ) -> tuple[tuple[Turn, ...], Outcome | None]:
-        """Play once; return the turns and the outcome, or no outcome after recording why."""
+        self, play: Play, batcher: Batcher, record: Callable[[Failure], None]
+    ) -> tuple[LiveTeam, Outcome | None]:
+        """Play once; return the team and the outcome, or no outcome after recording why."""
         outcome: Outcome | None = None
         deadline = asyncio.timeout(self.limits.deadline_s)
-        guest = _Guest(batcher, deadline, self.limits.deadline_s)
+        guest = Guest(batcher, deadline, self.limits.deadline_s)
         team = LiveTeam(
             key=play.key,
             seats=self.seats,
@@ -310,6 +165,7 @@ class Rollout:
             scoring=guest.scoring,
             replayed=play.replayed,
             env_key=play.env_key,
+            ahead=lambda branches, count: guest.watch(self._ahead(play, batcher, branches, count)),
         )
         batcher.guests.append(guest)
         try:
@@ -326,7 +182,21 @@ class Rollout:
                     ) from error
         finally:
             guest.leave()
-        return tuple(sorted(team.turns, key=lambda turn: (turn.act, turn.candidate))), outcome
+        return team, outcome
+
+    def _ahead(
+        self, play: Play, batcher: Batcher, branches: Sequence[tuple[Turn, ...]], count: int
+    ) -> list[Coroutine[Any, Any, Episode]]:
+        """Return the plays that go on from each branch of a play, ``count`` times, by the team as it is."""
+        plain = replace(self, plan=replace(self.plan, mode="chain", num_candidates=1, group_by=()))
+        game = play.env_key or play.key
+        plays = []
+        for branch in branches:
+            step = stable_hash("ahead", play.key.text(), branch[-1].act, branch[-1].candidate) % 2**31
+            for index in range(count):
+                key = replace(play.key, purpose="play", step=step, index=index)
+                plays.append(Play(key=key, task=play.task, replayed=branch, env_key=game))
+        return [plain._episode(one, batcher) for one in plays]
 
     async def _outcome(self, play: Play, team: LiveTeam) -> Outcome:
         """Return the outcome of a fresh env's play; a context that is full after the first act ends it truncated."""

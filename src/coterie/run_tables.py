@@ -32,6 +32,8 @@ class RoleSampling(Table):
     temperature: NonNegative | None = None
     max_tokens: Positive | None = None
     stop: tuple[StopString, ...] | None = None
+    lookahead: Positive | None = None
+    """Plays that go on from each candidate; the mean of their team rewards takes the place of the env's."""
 
 
 class SamplingTable(Table):

@@ -20,7 +20,7 @@ from coterie.engines import Completion, Request, Sampling
 from coterie.env import Expert, Prompt, Score
 from coterie.errors import EnvError, guarded
 from coterie.keyed import keyed_random, stable_hash
-from coterie.types import EpisodeKey, Failure, Played, Reward, Scored, StopReason, Turn
+from coterie.types import Episode, EpisodeKey, Failure, Played, Reward, Scored, StopReason, Turn
 
 _SEAT = re.compile(r"([^\[\]]+)(?:\[(\d+)\])?")
 
@@ -37,7 +37,8 @@ class Renderer(Protocol):
 class Seating:
     """Who plays a role, and how: its policy at one version, the renderer and context of that policy's model, limits.
 
-    ``trainable`` roles draw the plan's K candidates; all others one, which is never trained.
+    ``trainable`` roles draw the plan's K candidates; all others one, which is never trained. With ``lookahead`` n
+    the team part of a candidate's reward, in a tree, is the mean of n plays that go on from it.
     """
 
     policy: str
@@ -46,6 +47,7 @@ class Seating:
     context: int
     sampling: Sampling
     trainable: bool
+    lookahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,10 @@ class Plan:
 
 Draw = Callable[[Request, Expert | None], Awaitable[tuple[Completion, ...]]]
 """Gets the completions of a request: from an engine, or from the expert when demonstrations are made."""
+
+
+Ahead = Callable[[Sequence[tuple[Turn, ...]], int], Awaitable[list[Episode]]]
+"""Plays each branch on so many times, one candidate per act: those of the first branch first."""
 
 
 class ContextOverflowError(EnvError):
@@ -91,6 +97,7 @@ class LiveTeam:
         scoring: Callable[[int], None] = lambda change: None,  # noqa: ARG005
         replayed: Sequence[Turn] = (),
         env_key: EpisodeKey | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         """Seat a team for one episode; ``replayed`` turns are taken as what happened at their acts, nothing is drawn.
 
@@ -111,6 +118,8 @@ class LiveTeam:
         self._scoring = scoring
         self._replayed = {turn.act: turn for turn in replayed if turn.played}
         self._tried = [turn for turn in replayed if not turn.played and turn.error is None]
+        self._ahead = ahead
+        self.ahead_tokens = 0
         self.num_acts = 0
         self._rounds: Counter[str] = Counter()
 
@@ -133,6 +142,7 @@ class LiveTeam:
         request = self._request(act, name, seat, seating, seating.renderer.render(prompt))
         peers = self._peers(request, here)
         old = self._replayed.get(act)
+        before = tuple(turn for turn in self.turns if turn.played)  # what the env knew when it asked
         completions = _recorded(old, request) if old is not None else await self._draw(request, expert)
         self._scoring(+1)
         try:
@@ -141,38 +151,54 @@ class LiveTeam:
             beside = await self._judge_all(score, request, tried)
         finally:
             self._scoring(-1)
-        numbers = request.candidates if old is None else (old.candidate,)
         turns = [
-            Turn(
-                episode=self._key,
-                act=act,
-                candidate=candidate,
-                role=name,
-                seat=seat,
+            replace(
+                turn,
                 round=here,
-                policy=seating.policy,
-                version=seating.version if old is None else old.version,
                 peers=peers,
-                prompt_ids=request.prompt_ids,
-                completion_ids=completion.ids,
-                sampler_logprobs=completion.logprobs,
-                text=completion.text,
-                stop_reason=_stop_reason(completion, request, seating),
-                temperature=request.sampling.temperature,
-                played=False,
-                trainable=seating.trainable and old is None,
                 reward=None if verdict.scored is None else verdict.scored.reward,
                 error=None if verdict.failure is None else f"{verdict.failure.kind}: {verdict.failure.message}",
             )
-            for candidate, completion, verdict in zip(numbers, completions, verdicts, strict=True)
+            for turn, verdict in zip(_turns(request, seating, completions, old), verdicts, strict=True)
         ]
-        chosen = self._choose(turns, verdicts, score is not None)
+        looks = seating.lookahead if len(turns) > 1 else 0
+        if looks:
+            turns, verdicts = await self._look_ahead(before, turns, verdicts, looks)
+        chosen = self._choose(turns, verdicts, bool(looks) or score is not None)
         turns[chosen] = replace(turns[chosen], played=True)
         self.turns.extend(turns)
         scored = verdicts[chosen].scored
         rest = [*verdicts[:chosen], *verdicts[chosen + 1 :], *beside]
         others = tuple(verdict.scored.result for verdict in rest if verdict.scored is not None)
         return Played(turns[chosen], None if scored is None else scored.result, others)
+
+    async def _look_ahead(
+        self, before: tuple[Turn, ...], turns: Sequence[Turn], verdicts: Sequence[_Verdict], count: int
+    ) -> tuple[list[Turn], list[_Verdict]]:
+        """Return an act's candidates with what ``count`` plays from each came to as the team part of their reward.
+
+        Equal completions are played on once. A candidate that the env could not score is left as it is; one whose plays
+        all broke, or have no finite team reward, gets no verdict.
+        """
+        assert self._ahead is not None
+        first = {turn.completion_ids: turn for turn in reversed(turns) if turn.error is None}
+        branches = [(*before, replace(turn, played=True)) for turn in first.values()]
+        ends = await self._ahead(branches, count)
+        known = [{turn.act for turn in branch} for branch in branches for _ in range(count)]
+        for end, acts in zip(ends, known, strict=True):
+            self.ahead_tokens += end.lookahead_tokens
+            self.ahead_tokens += sum(len(turn.completion_ids) for turn in end.turns if turn.act not in acts)
+        means = {ids: mean_team(ends[place * count : (place + 1) * count]) for place, ids in enumerate(first)}
+        new_turns, new_verdicts = [], []
+        for turn, verdict in zip(turns, verdicts, strict=True):
+            if turn.error is None:
+                local = 0.0 if turn.reward is None else turn.reward.local
+                reward = Reward(means[turn.completion_ids], local)
+                result = None if verdict.scored is None else verdict.scored.result
+                turn, verdict = replace(turn, reward=reward), _Verdict(Scored(reward, result), None)
+            new_turns.append(turn)
+            new_verdicts.append(verdict)
+        return new_turns, new_verdicts
 
     def _seat_of(self, role: str) -> tuple[str, int]:
         """Return (role, seat) of ``"drafter[2]"``; the role must be in the team."""
@@ -267,6 +293,13 @@ class LiveTeam:
         return rng.choices(list(known), weights)[0]
 
 
+def mean_team(ends: Sequence[Episode]) -> float | None:
+    """Return the mean team reward of the plays that came to an end with a finite one; ``None`` where none did."""
+    values = [end.outcome.team for end in ends if end.outcome is not None and end.outcome.team is not None]
+    finite = [value for value in values if math.isfinite(value)]
+    return math.fsum(finite) / len(finite) if finite else None
+
+
 def _check_reward(reward: Reward) -> None:
     """Raise ``EnvError`` unless both parts are numbers or ``None``; whether they are finite is credit's business."""
     for name, part in (("team", reward.team), ("local", reward.local)):
@@ -274,6 +307,35 @@ def _check_reward(reward: Reward) -> None:
             raise EnvError(
                 f"Reward.{name} is {part!r} ({type(part).__name__}): expected a float, or None for no verdict"
             )
+
+
+def _turns(request: Request, seating: Seating, completions: Sequence[Completion], old: Turn | None) -> list[Turn]:
+    """Return an act's completions as turns, before anybody has scored or chosen; ``old`` is the one taken over."""
+    numbers = request.candidates if old is None else (old.candidate,)
+    return [
+        Turn(
+            episode=request.episode,
+            act=request.act,
+            candidate=candidate,
+            role=request.role,
+            seat=request.seat,
+            round=0,
+            policy=seating.policy,
+            version=seating.version if old is None else old.version,
+            peers="",
+            prompt_ids=request.prompt_ids,
+            completion_ids=completion.ids,
+            sampler_logprobs=completion.logprobs,
+            text=completion.text,
+            stop_reason=_stop_reason(completion, request, seating),
+            temperature=request.sampling.temperature,
+            played=False,
+            trainable=seating.trainable and old is None,
+            reward=None,
+            error=None,
+        )
+        for candidate, completion in zip(numbers, completions, strict=True)
+    ]
 
 
 def _stop_reason(completion: Completion, request: Request, seating: Seating) -> StopReason:

@@ -334,8 +334,9 @@ def samples_by_policy(credits: Sequence[Credit], policies: Mapping[str, object])
 
 
 def num_tokens(episodes: Sequence[Episode]) -> int:
-    """Return how many tokens were sampled in these episodes, all candidates counted."""
-    return sum(len(turn.completion_ids) for episode in episodes for turn in episode.turns)
+    """Return how many tokens were sampled in and for these episodes: all candidates, and the plays of lookahead."""
+    own = sum(len(turn.completion_ids) for episode in episodes for turn in episode.turns)
+    return own + sum(episode.lookahead_tokens for episode in episodes)
 
 
 def flat_tasks(report: CreditReport) -> set[str]:
