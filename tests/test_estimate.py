@@ -56,6 +56,13 @@ def test_a_chain_plays_k_episodes_of_one_answer_per_act() -> None:
     assert loads(lineup(chain=True)) == [("tool", "f", 12, 12, 60), ("planner", "p", 12, 12, 60)]
 
 
+def test_lookahead_draws_an_answer_for_every_later_act_of_its_plays() -> None:
+    # tool and planner in turns; after the first planner act come 2 acts of each, after the second 1 of each:
+    # 4 candidates * 2 plays * (2 + 1) acts = 24 more for either role
+    team = lineup(("sampling", "roles", {"planner": {"lookahead": 2}}))
+    assert loads(team) == [("tool", "f", 3, 27, 135), ("planner", "p", 3, 36, 180)]
+
+
 def test_prompt_tokens_are_those_of_the_longest_prompt() -> None:
     tool, planner = role_loads(lineup())
     # map 4 * 4, way to the goal 4, last answer and mark 4 + 1, three control tokens (user, end, assistant); the

@@ -29,6 +29,7 @@ _LOGIT_COPIES = 3
 class RoleLoad:
     """What a role does in one task of a training step, at most: acts, candidates of all acts, and token counts.
 
+    ``candidates`` are those of the plays of lookahead too, one per act, as if all candidates differed.
     ``prompt_tokens`` is the longest prompt of a play in which every answer is empty.
     """
 
@@ -95,6 +96,8 @@ def role_loads(lineup: Lineup) -> list[RoleLoad]:
         for turn in episode.turns:
             acts[turn.role][episode.key.task_id].add((episode.key.index, turn.act))
             candidates[turn.role][episode.key.task_id] += 1
+            for later in [one for one in episode.played if one.act > turn.act]:
+                candidates[later.role][episode.key.task_id] += rollout.seats[turn.role].lookahead
             prompts[turn.role] = max(prompts[turn.role], len(turn.prompt_ids))
     return [
         RoleLoad(
