@@ -198,7 +198,8 @@ def _scored_roles(subject: Subject) -> str:
     require(not strangers, f"scored_roles has {strangers}, which are not in roles {list(roles)}")
     records = [*subject.play(scripted(0.5)), *subject.play(strange)]
     acts = [act for record in records for act in record.acts]
-    bare = sorted({act.role for act in acts if act.score is None and act.role.partition("[")[0] in scored})
+    scores = subject.make().scores  # may say no for a role that other options have scored
+    bare = sorted({act.role for act in acts if act.score is None and scores(act.role.partition("[")[0])})
     require(not bare, f"roles {bare} are in scored_roles but were asked without a score; give score=, or take them out")
     asked = sorted({act.role for act in acts})
     return f"asked were {asked}; scored are {list(scored)}"

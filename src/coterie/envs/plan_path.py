@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.answer_texts import block, last_line, printed, program_of
 from coterie.envs.grid import Grid, canonical, cells_of, distances, straight_distance
+from coterie.envs.halves import compact_planner, compact_tool, message_of, scripted_message, scripted_step, situation
 from coterie.envs.maze import Attempt, Board, answer_moves, blind_moves, execute, nearest_end
 from coterie.envs.once import once
 from coterie.envs.seats import SeatOptions
@@ -40,6 +41,9 @@ _BUCKET = 4
 class PlanPathOptions(SeatOptions):
     """Options of Plan-Path."""
 
+    knowledge: Literal["shared", "split", "halves"] = "shared"  # type: ignore[assignment]
+    """``split``: in a team only the tool sees the map; the planner sees drafts and what became of them. ``halves``: the
+    tool sees the walls and not the goal, and says something; the planner sees where the goal is, and what it says."""
     size: int = Field(default=10, ge=3, le=30)
     """Rows and columns of the grid."""
     walls: float = Field(default=0.22, ge=0.0, le=0.6)
@@ -74,6 +78,20 @@ class PlanPathOptions(SeatOptions):
         return self
 
     @model_validator(mode="after")
+    def _messages_are_no_drafts(self) -> PlanPathOptions:
+        if self.halves and (self.tool == "python" or self.compact_end_map):
+            given = "tool = 'python'" if self.tool == "python" else "compact_end_map"
+            raise ValueError(
+                f"{given} with knowledge = 'halves': the tool sends a message, there is no draft; remove it"
+            )
+        return self
+
+    @property
+    def halves(self) -> bool:
+        """Whether tool and planner each hold what the other lacks. Alone a planner sees what both would."""
+        return self.knowledge == "halves" and self.has_tool
+
+    @model_validator(mode="after")
     def _drafters_need_a_tool(self) -> PlanPathOptions:
         if self.drafters > 1 and not self.has_tool:
             raise ValueError(f"drafters = {self.drafters}, but the tool does not play; add it to roles, or remove it")
@@ -98,11 +116,21 @@ class PlanPath(Env):
         """Return tasks of a split; their number has no end. No two splits share a map, turned or mirrored."""
         return [self._task(split, index) for index in range(start, start + count)]
 
+    def scores(self, role: str) -> bool:
+        """Return whether a role's candidates can be scored at once: messages cannot."""
+        return super().scores(role) and not (role == "tool" and self.options.halves)
+
     async def play(self, task: Task, team: Team) -> Outcome:
         """Play one task: per round the drafts of the tool (if it plays) and an answer by the planner."""
         start = board = Board.of(task)
         history: list[Attempt] = []
         for round in range(self.options.max_rounds):
+            if self.options.halves:
+                history.append(await self._told(board, history, team, round))
+                board = history[-1].board
+                if board.solved:
+                    break
+                continue
             asked = [
                 team.act(
                     seat,
@@ -123,6 +151,28 @@ class PlanPath(Env):
             if board.solved:
                 break
         return self._outcome(start, history)
+
+    async def _told(self, board: Board, history: Sequence[Attempt], team: Team, round: int) -> Attempt:
+        """Play a round in which the tool says something, which nothing scores, and the planner answers."""
+        compact = self.options.style == "compact"
+        asked = [
+            team.act(
+                seat,
+                self._message_prompt(board, history),
+                round=round,
+                expert=lambda rng, noise: scripted_message(board, rng, noise, compact),
+            )
+            for seat in self.options.drafting_seats(self.options.drafters)
+        ]
+        messages = [message_of(said.text, compact) for said in await asyncio.gather(*asked)]
+        planned = await team.act(
+            "planner",
+            self._answer_prompt(board, messages, history),
+            score=self._score(board),
+            round=round,
+            expert=lambda rng, noise: self._write(scripted_step(board, messages, rng, noise)),
+        )
+        return planned.result
 
     # ---- tasks ----
 
@@ -239,17 +289,30 @@ class PlanPath(Env):
     def _prompt(self, seat: str, board: Board, drafts: Sequence[Attempt], history: Sequence[Attempt]) -> Prompt:
         if self.options.style == "compact":
             return self._compact(board, drafts, history)
-        rules = _RULES.format(
-            size=self.options.size,
-            max_moves=self.options.max_moves,
-            max_rounds=self.options.max_rounds,
-            who=self.options.who(_WHO, seat, bool(drafts)),
-            form=_FORMS["program" if self._programs(seat) else "answer"].format(
-                example=" ".join("RRDRDD"[: self.options.max_moves])
-            ),
-        )
+        who, form = self.options.who(_WHO, seat, bool(drafts)), "program" if self._programs(seat) else "answer"
+        rules = self._rules(who, self._form(form))
         hidden, own = bool(drafts) and self.options.blind_planner, not self.options.has_tool
         return [system(rules), user(_situation(board, drafts, history, hidden=hidden, own=own))]
+
+    def _message_prompt(self, board: Board, history: Sequence[Attempt]) -> Prompt:
+        if self.options.style == "compact":
+            return compact_tool(board, history, self.options.max_moves)
+        return [system(self._rules(_WHO["messenger"], _FORMS["message"])), user(situation(board, None, history))]
+
+    def _answer_prompt(self, board: Board, messages: Sequence[str], history: Sequence[Attempt]) -> Prompt:
+        if self.options.style == "compact":
+            return compact_planner(board, messages, history, self.options.max_moves, self.options.size)
+        rules = self._rules(_WHO["told"], self._form("answer"))
+        return [system(rules), user(situation(board, messages, history))]
+
+    def _rules(self, who: str, form: str) -> str:
+        options = self.options
+        return _RULES.format(
+            size=options.size, max_moves=options.max_moves, max_rounds=options.max_rounds, who=who, form=form
+        )
+
+    def _form(self, name: str) -> str:
+        return _FORMS[name].format(example=" ".join("RRDRDD"[: self.options.max_moves]))
 
     def _compact(self, board: Board, drafts: Sequence[Attempt], history: Sequence[Attempt]) -> str:
         """Return the prompt of one fixed length per role.
@@ -276,6 +339,10 @@ _WHO = {
     "planner": "You are the planner of a team of two: the tool drafts moves for you, your own answer is executed.",
     "blind": "You are the planner of a team of two: you do not see the map, the tool does and drafts moves for you; "
     "your own answer is executed.",
+    "messenger": "You are the tool of a team of two: you see the walls, the planner does not; it knows where the goal "
+    "is, you do not. It reads what you say, and moves.",
+    "told": "You are the planner of a team of two: you do not see the walls, the tool does; it does not know where the "
+    "goal is. Your answer is executed.",
     "alone": "You are the planner: your answer is executed.",
     "drafting": "You are the planner: draft moves first; you will see where they lead before you give your answer.",
 }
@@ -290,6 +357,7 @@ first move that tries is not made and ends the answer. An answer has 1 to {max_m
 {form}"""
 _FORMS = {
     "answer": "Think briefly if you need to, then end with one line in exactly this form:\nAnswer: {example}",
+    "message": "Tell the planner in one short line what it should know.",
     "program": (
         "Write a Python program in one ```python block. It must hold the map itself, and print the moves as its last "
         "line, in exactly this form:\n{example}"

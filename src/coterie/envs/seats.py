@@ -38,7 +38,7 @@ class SeatOptions(EnvOptions):
     @property
     def blind_planner(self) -> bool:
         """Whether the planner does not see the map. Alone it sees what both would."""
-        return self.knowledge == "split" and self.has_tool
+        return self.knowledge != "shared" and self.has_tool
 
     def drafting_seats(self, tools: int = 1) -> tuple[str, ...]:
         """Return the seats that draft in every round, before the planner answers."""
