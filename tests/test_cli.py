@@ -343,7 +343,7 @@ def test_a_signal_ends_an_evaluation_with_a_line_and_without_a_score(
             os.kill(os.getpid(), signal.SIGTERM)
         fault(name, step)
 
-    monkeypatch.setattr("coterie.rollout.fault_point", signalled)
+    monkeypatch.setattr("coterie.batcher.fault_point", signalled)
     result = coterie("eval", trained, "--save", tmp_path / "rows.jsonl")
     assert result.exit_code == 143
     assert "stopped by SIGTERM before the evaluation had ended" in result.stderr

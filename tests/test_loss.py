@@ -656,7 +656,10 @@ def test_scores_in_one_go_are_the_log_probs_and_entropies(dtype: torch.dtype) ->
     assert not entropies.requires_grad
     near = 1e-12 if dtype == torch.float64 else 2e-5
     assert float((logprobs - expected).detach().abs().max()) < near
-    assert float((entropies - token_entropy(theirs, temperatures)).detach().abs().max()) < near
+    # Against the exact ones: some processors' own log_softmax is off by 4e-5 on so many tokens.
+    exact = logits.double(), temperatures.double()
+    assert float((logprobs - token_logprobs(exact[0], ids, exact[1])).detach().abs().max()) < near
+    assert float((entropies - token_entropy(*exact)).abs().max()) < near
     (logprobs * towards).sum().backward()
     (expected * towards).sum().backward()
     assert ours.grad is not None
