@@ -171,6 +171,15 @@ def test_what_is_asked_at_once_does_not_know_of_each_other() -> None:
     assert sorted(seen) == sorted([(act, index) for act in (0, 1) for index in range(4) for _ in range(2)])
 
 
+def test_nobody_looks_ahead_of_what_experts_show() -> None:
+    def show(request: Request, expert: object) -> tuple[Completion, ...]:
+        return ScriptedEngine(answer).generate([request])[0]
+
+    [episode] = played(rollout(Steps, engine=None, expert=show))
+    assert episode.lookahead_tokens == 0
+    assert rewards(episode, 0) == [(1.0, 0.1), (0.0, 0.1)]
+
+
 def test_many_episodes_wait_for_their_plays_and_a_repeat_draws_the_same() -> None:
     first, again = played(rollout(Steps), 30), played(rollout(Steps), 30)
     assert first == again

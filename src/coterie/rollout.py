@@ -165,7 +165,10 @@ class Rollout:
             scoring=guest.scoring,
             replayed=play.replayed,
             env_key=play.env_key,
-            ahead=lambda branches, count: guest.watch(self._ahead(play, batcher, branches, count)),
+            # What experts show is not compared: nothing of it is worth looking ahead for.
+            ahead=None
+            if batcher.expert is not None
+            else lambda branches, count: guest.watch(self._ahead(play, batcher, branches, count)),
         )
         batcher.guests.append(guest)
         try:

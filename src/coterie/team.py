@@ -161,7 +161,7 @@ class LiveTeam:
             )
             for turn, verdict in zip(_turns(request, seating, completions, old), verdicts, strict=True)
         ]
-        looks = seating.lookahead if len(turns) > 1 else 0
+        looks = seating.lookahead if len(turns) > 1 and self._ahead is not None else 0
         if looks:
             turns, verdicts = await self._look_ahead(before, turns, verdicts, looks)
         chosen = self._choose(turns, verdicts, bool(looks) or score is not None)
