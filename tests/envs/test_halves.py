@@ -20,6 +20,7 @@ from coterie.rollout import Rollout, plays_of
 from coterie.team import Plan
 from coterie.testing import assert_env, seats_of
 from coterie.types import EpisodeKey, Json, Outcome, Played, Reward, Scored, StopReason, Task, Turn
+from prompts import as_text
 
 # the agent can go right or down; down is a dead end, and nearer to the goal
 FORK = ["S..", ".#.", "##G"]
@@ -60,12 +61,6 @@ class Renderer:
 
     def text(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
-
-
-def as_text(prompt: Prompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(str(part) for message in prompt for part in message.parts)
 
 
 def task_of(rows: list[str]) -> Task:

@@ -21,6 +21,7 @@ from coterie.envs.maze import Attempt, Board, best_moves
 from coterie.errors import ConfigError
 from coterie.testing import assert_env, play_once
 from coterie.types import EpisodeKey, Json, Outcome, Played, Reward, Scored, StopReason, Task, Turn
+from prompts import as_text
 
 OPEN = ["S....", ".....", ".....", ".....", "....G"]  # 8 moves
 CORRIDOR = ["S...G", "#####", "#####", "#####", "#####"]  # 4 moves
@@ -61,12 +62,6 @@ class ScriptedTeam:
     @property
     def rewards(self) -> list[Reward]:
         return [scored.reward for scored in self.scored]
-
-
-def as_text(prompt: Prompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(str(part) for message in prompt for part in message.parts)
 
 
 def task_of(rows: list[str]) -> Task:

@@ -23,6 +23,7 @@ from coterie.envs.sokoban_solver import Search
 from coterie.errors import ConfigError, EnvError
 from coterie.keyed import keyed_random
 from coterie.types import EpisodeKey, Json, Outcome, Played, Reward, Scored, StopReason, Task, Turn
+from prompts import as_text
 
 ONE_PUSH = "#####\n#@$.#\n#####"
 FOUR_PUSHES = "########\n#@$   .#\n########"
@@ -64,12 +65,6 @@ class ScriptedTeam:
     @property
     def rewards(self) -> list[Reward]:
         return [scored.reward for scored in self.scored]
-
-
-def as_text(prompt: Prompt) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(str(part) for message in prompt for part in message.parts)
 
 
 def task_of(text: str) -> Task:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coterie.envs.grid import MOVES, step, straight_distance
-from coterie.envs.maze import Attempt, Board
+from coterie.envs.maze import Attempt, Board, last_answer
 
 WIDTH = 4
 """Characters of a compact message: a letter for every direction, in any order."""
@@ -19,8 +20,7 @@ _LONGEST = 200
 
 def without_goal(board: Board) -> Board:
     """Return the board as a tool knows it that does not know the goal: for showing only, it cannot be played."""
-    grid = tuple(row.replace("G", ".") for row in board.grid)
-    return Board(grid, board.agent, board.goal, board.shortest, board.distance)
+    return replace(board, grid=tuple(row.replace("G", ".") for row in board.grid))
 
 
 def message_of(text: str, compact: bool) -> str:
@@ -58,12 +58,12 @@ def scripted_step(board: Board, messages: Sequence[str], rng: random.Random, noi
 
 def compact_tool(board: Board, history: Sequence[Attempt], width: int) -> str:
     """Return the tool's compact prompt: the map without the goal, the last answer, its mark."""
-    return without_goal(board).rolled() + _last(history, width)
+    return without_goal(board).rolled() + last_answer(history, width)
 
 
 def compact_planner(board: Board, messages: Sequence[str], history: Sequence[Attempt], width: int, size: int) -> str:
     """Return the planner's compact prompt: the way to the goal, the messages, the last answer, its mark."""
-    return board.way(size) + "".join(messages) + _last(history, width)
+    return board.way(size) + "".join(messages) + last_answer(history, width)
 
 
 def situation(board: Board, messages: Sequence[str] | None, history: Sequence[Attempt]) -> str:
@@ -79,7 +79,3 @@ def situation(board: Board, messages: Sequence[str] | None, history: Sequence[At
         lines.append(f"Executed last round: {history[-1].sentence()}")
     lines += [f"The tool says: {message}" for message in messages or ()]
     return "\n".join(lines)
-
-
-def _last(history: Sequence[Attempt], width: int) -> str:
-    return history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1)

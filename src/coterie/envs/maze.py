@@ -139,6 +139,11 @@ def execute(board: Board, moves: str) -> Attempt:
     return Attempt(moves, len(moves), mark if moves else "?", now)
 
 
+def last_answer(history: Sequence[Attempt], width: int) -> str:
+    """Return what a compact prompt says of the last answer: its moves in ``width`` characters, and its mark."""
+    return history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1)
+
+
 # ---- the scripted player ------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from coterie.env import Env, EnvOptions, Expert, Prompt, Score, Team
 from coterie.envs.answer_texts import block, last_line, printed, program_of
 from coterie.envs.grid import Grid, canonical, cells_of, distances, straight_distance
 from coterie.envs.halves import compact_planner, compact_tool, message_of, scripted_message, scripted_step, situation
-from coterie.envs.maze import Attempt, Board, answer_moves, blind_moves, execute, nearest_end
+from coterie.envs.maze import Attempt, Board, answer_moves, blind_moves, execute, last_answer, nearest_end
 from coterie.envs.once import once
 from coterie.envs.seats import SeatOptions
 from coterie.envs.splits import make_instance
@@ -297,7 +297,7 @@ class PlanPath(Env):
     def _message_prompt(self, board: Board, history: Sequence[Attempt]) -> Prompt:
         if self.options.style == "compact":
             return compact_tool(board, history, self.options.max_moves)
-        return [system(self._rules(_WHO["messenger"], _FORMS["message"])), user(situation(board, None, history))]
+        return [system(self._rules(_WHO["messenger"], self._form("message"))), user(situation(board, None, history))]
 
     def _answer_prompt(self, board: Board, messages: Sequence[str], history: Sequence[Attempt]) -> Prompt:
         if self.options.style == "compact":
@@ -323,8 +323,7 @@ class PlanPath(Env):
         """
         width, size = self.options.max_moves, self.options.size
         if not drafts:
-            last = history[-1].padded(width) + history[-1].mark if history else "-" * (width + 1)
-            return board.rolled() + board.way(size) + last
+            return board.rolled() + board.way(size) + last_answer(history, width)
         hidden = self.options.blind_planner
         parts = ["" if hidden else board.rolled(), board.way(size)]
         for draft in drafts:
