@@ -256,7 +256,8 @@ STUDIES = sorted((Path(__file__).parent.parent / "benchmarks" / "studies").glob(
 def test_the_studies_of_the_project_can_be_made(path: Path, tmp_path: Path) -> None:
     study = read_study(path, tmp_path)
     assert study.file.description
-    assert len(study.runs) == len(study.file.seeds) * len(study.file.variants) >= 4
+    fewest = 4 if path.stem == "smollm2" else 10  # two of two seeds, of more than an hour each
+    assert len(study.runs) == len(study.file.seeds) * len(study.file.variants) >= fewest
     assert study.file.eval.tasks >= 500
 
 

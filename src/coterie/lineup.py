@@ -371,11 +371,12 @@ class TaskStream:
 
 def _warn_of_emulation(recipe: Recipe) -> None:
     """Say so where a processor without instructions for bfloat16 is to compute in it."""
-    where = [f"policies.{name}.dtype" for name, table in recipe.policies.items() if table.dtype == "bfloat16"]
-    where += ["train.precision"] if recipe.train.precision == "bfloat16" else []
-    if where and not recipe.hardware.update_gpus and not multiplies_bfloat16():
+    here = {name: table for name, table in recipe.policies.items() if not recipe.hardware.of(name).update_gpus}
+    where = [f"policies.{name}.dtype" for name, table in here.items() if table.dtype == "bfloat16"]
+    where += ["train.precision"] if here and recipe.train.precision == "bfloat16" else []
+    if where and not multiplies_bfloat16():
         _log.warning(
-            "%s = 'bfloat16', and this processor has no instructions for it: a product takes as long as hundreds in "
-            "float32. Set 'auto' or 'float32'",
+            "%s = 'bfloat16', and this processor has no instructions for it: a product takes as long as fifty and "
+            "more in float32. Set 'auto' or 'float32'",
             where[0],
         )

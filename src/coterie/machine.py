@@ -53,7 +53,7 @@ def peak_memory(status: Path = _STATUS) -> int | None:
 def multiplies_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
     """Return whether the processor has instructions for products of bfloat16, as far as the system says.
 
-    Without them a product takes as long as hundreds in float32.
+    Without them a product takes as long as fifty in float32, a large one as a hundred and more.
     """
     if not cpuinfo.is_file():
         return False
