@@ -197,6 +197,31 @@ def test_the_deadline_stands_still_while_others_play_on() -> None:
     assert episode.failure is None
 
 
+def test_an_episode_that_breaks_takes_the_plays_from_its_candidates_with_it() -> None:
+    """One act is looked ahead from while the other one's answer breaks the episode: no second batch runs."""
+
+    class Torn(Steps):
+        async def play(self, task: Task, team: Team) -> Outcome:
+            async def broken() -> None:
+                await team.act("second", "go")
+                raise ValueError("torn")
+
+            await asyncio.gather(team.act("first", "go"), broken())
+            raise AssertionError("it breaks before")
+
+    batches = 0
+
+    def count() -> None:
+        nonlocal batches
+        batches += 1
+
+    limits = Limits(retries=0, max_failed_fraction=1.0)
+    [episode] = played(rollout(Torn, limits=limits, before_batch=count))
+    assert episode.failure is not None
+    assert episode.failure.message == "torn"
+    assert batches == 1
+
+
 def test_what_stops_a_rollout_stops_the_plays_too() -> None:
     count = 0
 

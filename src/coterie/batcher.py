@@ -32,7 +32,7 @@ class Guest:
         self.deadline_s = deadline_s
         self.waiting: list[tuple[Request, asyncio.Future[tuple[Completion, ...]]]] = []
         self.num_scoring = 0
-        self.num_ahead = 0
+        self.ahead: list[asyncio.Task[Episode]] = []
         self.gone = False
 
     async def draw(self, request: Request, expert: Expert | None) -> tuple[Completion, ...]:
@@ -58,13 +58,13 @@ class Guest:
 
     async def watch(self, plays: Sequence[Coroutine[Any, Any, Episode]]) -> list[Episode]:
         """Let other episodes play at the same table; return them once they have ended. This one waits meanwhile."""
-        self.num_ahead += 1
         tasks = [self.batcher.seat(play) for play in plays]
+        self.ahead += tasks
         self._changed()
         try:
             return list(await asyncio.gather(*tasks))
         finally:
-            self.num_ahead -= 1
+            self.ahead = [task for task in self.ahead if task not in tasks]
             self._changed()
 
     def _changed(self) -> None:
@@ -78,11 +78,13 @@ class Guest:
     @property
     def idle(self) -> bool:
         """True when this episode can only go on after a batch."""
-        return bool(self.waiting or self.num_ahead) and self.num_scoring == 0
+        return bool(self.waiting or self.ahead) and self.num_scoring == 0
 
     def leave(self) -> None:
-        """Take this attempt from the table; acts it left behind are dropped."""
+        """Take this attempt from the table; acts it left behind are dropped, and what plays ahead for them."""
         self.gone = True
+        for task in self.ahead:
+            task.cancel()
         for _, future in self.waiting:
             future.cancel()
         self.waiting = []
